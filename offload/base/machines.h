@@ -15,7 +15,9 @@
  * Transfers. Only a machine that needs bytes moves them: by a COPY of the engine
  * cst_core_machines.engine whose source is a place in another machine's memory, which a message has
  * named, and whose destination is a row or a landing here. A transfer can be repeated. If it fails,
- * the link to that machine is down, and CST_EV_MACHINES follows when that is over.
+ * the link to that machine is down, and CST_EV_MACHINES follows when that is over. The place may be
+ * one that an earlier core of that machine has named: the transfer may then fail, or bring other
+ * bytes, because no step is committed with them.
  *
  * Writes. What a client writes to states or restores, it writes on every machine, with the same
  * values: a machine without the states of a chunk makes only the weights of them.

@@ -70,8 +70,7 @@ static struct found find_block(struct machine *at, struct cst_place place, uint3
     return (struct found){.what = BLOCK, .cell = &at->blocks[rank][block]};
 }
 
-static struct found find(struct machines *sim, uint32_t m, const struct mjob *job,
-                         struct cst_place place)
+static struct found look_up(struct machines *sim, struct cst_place place)
 {
     uint32_t machine = place.segment / SEGMENTS_OF_MACHINE - 1;
     uint32_t segment = place.segment % SEGMENTS_OF_MACHINE;
@@ -85,6 +84,14 @@ static struct found find(struct machines *sim, uint32_t m, const struct mjob *jo
                                  : find_row(&sim->machines[machine], place, segment);
         found.machine = machine;
     }
+    return found;
+}
+
+static struct found find(struct machines *sim, uint32_t m, const struct mjob *job,
+                         struct cst_place place)
+{
+    struct found found = look_up(sim, place);
+
     if (found.what == NOTHING) {
         machines_fail(sim, "machine %u: command %" PRIu64 " names %u+%" PRIu64 ", where nothing is",
                       m, job->command.ticket, place.segment, place.offset);
@@ -267,6 +274,13 @@ static uint64_t row_bytes(const struct machines *sim, uint32_t c, bool weights)
     return values_bytes(sim, c, weights) * sim->machines[0].layout.chunks[c].n_elems;
 }
 
+/* True if what the other machine has told before it was started with other rows can be meant. The
+ * attempt is over there, so nothing comes of it. */
+static bool is_of_old_rows(const struct machines *sim, const struct mjob *job)
+{
+    return sim->machines[job->other].adopted;
+}
+
 static void check_remote(struct machines *sim, uint32_t m, const struct mjob *job,
                          const struct found *src)
 {
@@ -284,7 +298,11 @@ static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
     struct found dst = find(sim, m, job, job->command.dst[0]), src;
 
     begin_write(sim, m, job, &dst);
-    job->failed = is_cut_off(sim, m, job);
+    src = look_up(sim, job->command.src[0]);
+    job->failed =
+        is_cut_off(sim, m, job) || (job->other != m && is_of_old_rows(sim, job) &&
+                                    (src.what == NOTHING || src.chunk != job->command.chunk ||
+                                     src.what == LANDING || src.what == BLOCK));
     if (job->failed) {
         return;
     }

@@ -583,6 +583,7 @@ static void adopt(struct machines *sim, uint32_t m)
         }
     }
     cst_layout_close(&before);
+    at->adopted = true;
     at->n_blocks = (uint32_t)__builtin_popcountll(at->rank_blocks);
     open_pools(sim, m);
 }

@@ -96,6 +96,7 @@ struct machine {
     uint64_t ticket;
     uint64_t epoch; /* the last one that the core was told */
     bool lost;      /* for good */
+    bool adopted;   /* It has got ranks of another one, and rows for them. */
     uint32_t read_chunk;
     bool reads; /* a READ of the chunk's weights was not answered */
 };
