@@ -515,6 +515,9 @@ static void settle(struct cst_core *core)
         a->rank_blocks |= member->rank_blocks;
     }
     a->settled = true;
+    if (core->attempt.phase == CST_PHASE_FAILED) {
+        return; /* Nothing is committed any more. */
+    }
     a->aborted = a->last; /* All know that it is over. */
     (void)cst_err_set(&why, CST_EPEERDIED, "the machines of the job have changed");
     if (last->step > core->step + 1 ||

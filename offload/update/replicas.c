@@ -84,15 +84,21 @@ static uint64_t mark_here(const struct cst_core *core, uint32_t c)
                                               : cst_table_chunks(core->table)[c].update_mark;
 }
 
-/* The weights of chunk @c, whose home was lost, can be had again: what reads them waits. */
-static void await_again(struct cst_core *core, uint32_t c, uint64_t mark)
+/* Chunk @c, whose weights had not come when its home was lost, has a home again: what reads them
+ * waits. */
+static void await_again(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
     core->replicas.v[c].lost = false;
+    if (chunk->update.ticket != 0) {
+        return; /* The command was recalled, and is issued again at its end. */
+    }
     chunk->weight.broken = false;
-    chunk->update.what = (struct cst_update){
-        .chunk = c, .mark = mark, .weight = cst_core_row_place(core, c, CST_ROW_WEIGHT, 0)};
+    chunk->update.what =
+        (struct cst_update){.chunk = c,
+                            .mark = core->commit.adam_step,
+                            .weight = cst_core_row_place(core, c, CST_ROW_WEIGHT, 0)};
     await(core, c);
     cst_chunk_update_read(chunk);
 }
@@ -111,10 +117,6 @@ void cst_replicas_written(struct cst_core *core, const struct cst_event *event)
     replica->mark = message->step;
     replica->place = message->place;
     replica->fresh = true;
-    if (replica->lost && message->step == core->commit.adam_step) {
-        await_again(core, c, message->step);
-        return;
-    }
     if (ticket == 0 || !is_written(core, c) || !replica->promised) {
         return;
     }
@@ -178,6 +180,7 @@ static void lose(struct cst_core *core, uint32_t c)
 
     core->replicas.v[c].lost = core->replicas.v[c].lost || ticket != 0;
     if (ticket != 0 && core->replicas.v[c].promised) {
+        core->replicas.v[c].promised = false; /* It is not kept any more. */
         cst_core_recall(core, ticket);
     }
 }
@@ -201,6 +204,8 @@ void cst_replicas_change(struct cst_core *core)
         }
         if (chunk->away && cst_membership_home(core, c) == CST_NONE) {
             lose(core, c);
+        } else if (core->replicas.v[c].lost) {
+            await_again(core, c);
         } else if (cst_chunk_update_is_over(&chunk->update) && core->commit.adam_step > 0) {
             cst_replicas_tell(core, c);
         }
