@@ -3,6 +3,7 @@
 #include "offload/core/ranks.h"
 
 #include "offload/core/agreement.h"
+#include "offload/core/epochs.h"
 #include "offload/gradient/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/weights/residency.h"
@@ -484,7 +485,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &rank->gone);
         return;
     }
-    if (cst_agreement_check_sync(core, &err) != CST_OK) {
+    if (cst_epochs_check_sync(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }
