@@ -6,10 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define SEGMENTS_OF_MACHINE 100000
-#define POOLS 50000
-#define STAGING 80000
-
 enum what { NOTHING, WEIGHT, GRAD, STATE, MOMENT, PARTIAL, LANDING, BLOCK, STAGED };
 
 /* A place of a command. */
@@ -61,7 +57,7 @@ static struct found find_row(struct machine *at, struct cst_place place, uint32_
 static struct found find_block(struct machine *at, struct cst_place place, uint32_t segment)
 {
     uint64_t block = place.offset / (2 * at->layout.capacity);
-    uint32_t rank = segment - POOLS;
+    uint32_t rank = segment - MACHINES_POOLS;
 
     if (rank >= at->world || place.offset % (2 * at->layout.capacity) != 0 ||
         block >= at->pools[rank].parts[0].n_blocks) {
@@ -72,16 +68,16 @@ static struct found find_block(struct machine *at, struct cst_place place, uint3
 
 static struct found look_up(struct machines *sim, struct cst_place place)
 {
-    uint32_t machine = place.segment / SEGMENTS_OF_MACHINE - 1;
-    uint32_t segment = place.segment % SEGMENTS_OF_MACHINE;
+    uint32_t machine = place.segment / MACHINES_SEGMENTS - 1;
+    uint32_t segment = place.segment % MACHINES_SEGMENTS;
     struct found found = {.what = NOTHING};
 
-    if (machine < sim->n && segment == STAGING) {
+    if (machine < sim->n && segment == MACHINES_STAGING) {
         found = (struct found){
             .what = STAGED, .machine = machine, .cell = &sim->machines[machine].staging};
     } else if (machine < sim->n) {
-        found = segment >= POOLS ? find_block(&sim->machines[machine], place, segment)
-                                 : find_row(&sim->machines[machine], place, segment);
+        found = segment >= MACHINES_POOLS ? find_block(&sim->machines[machine], place, segment)
+                                          : find_row(&sim->machines[machine], place, segment);
         found.machine = machine;
     }
     return found;
@@ -185,7 +181,7 @@ void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *c
     }
     *job = (struct mjob){.command = *command, .other = m};
     if (command->kind == CST_COMMAND_COPY && command->n_src > 0) {
-        job->other = command->src[0].segment / SEGMENTS_OF_MACHINE - 1;
+        job->other = command->src[0].segment / MACHINES_SEGMENTS - 1;
     }
     job->link = sim->links[m][job->other];
     /* A command can wait for one that is complete. */
