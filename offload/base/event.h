@@ -93,7 +93,9 @@ enum cst_event_kind {
     CST_EV_NODE_DOWN,
     /* epoch, members. With other machines: the members of the job are these from now on, or the
      * core of one of them was started anew, or a link was down. Epochs count up, and are the same
-     * on all members. The core does nothing with other machines before the first one. */
+     * on all members. The core does nothing with other machines before the first one. A machine
+     * whose rank blocks others have taken over does not become a member again with what it has
+     * kept: its states are old. */
     CST_EV_MACHINES,
     CST_EV_TOLD, /* machine, message. Another machine's core has told this one something. */
 };
@@ -143,7 +145,7 @@ struct cst_event {
     uint64_t ticket;
     int status;
     double value;
-    const char *text; /* DONE with a status: the engine's message, or NULL. */
+    const char *text;        /* DONE with a status: the engine's message, or NULL. */
     uint64_t epoch, members; /* members: bit m is machine m. */
     uint32_t machine;
     const struct cst_machine_message *message;

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job on several machines, as the core of one of them sees it: which machines there are, and what
  * their cores tell each other. Each machine has a core of its own, which knows the ranks on that
- * machine alone, numbered from 0. All have the same model and the same chunks. This header has no
- * functions; offload/core/agreement.h, offload/gradient/partials.h and offload/update/replicas.h
+ * machine alone, numbered from 0. All have the same model and the same chunks. offload/core/agreement.h, offload/gradient/partials.h and offload/update/replicas.h
  * send and receive the messages.
  *
  * Words. The *home* of a chunk is the machine that adds its gradients and tells the others its
@@ -15,7 +14,9 @@
  * Transfers. Only a machine that needs bytes moves them: by a COPY of the engine
  * cst_core_machines.engine whose source is a place in another machine's memory, which a message has
  * named, and whose destination is a row or a landing here. A transfer can be repeated. If it fails,
- * the link to that machine is down, and CST_EV_MACHINES follows when that is over.
+ * the link to that machine is down, and CST_EV_MACHINES follows when that is over. The place may be
+ * one that an earlier core of that machine has named: the transfer may then fail, or bring other
+ * bytes, because no step is committed with them.
  *
  * Writes. What a client writes to states or restores, it writes on every machine, with the same
  * values: a machine without the states of a chunk makes only the weights of them.
@@ -38,6 +39,12 @@
 #define CST_MACHINES_MAX 64         /* Machines of a job: bits of a word. */
 #define CST_MACHINES_ALL UINT32_MAX /* CST_ACT_TELL: to all other members. */
 #define CST_RANK_BLOCKS_MAX 64      /* Rank blocks of a job: one command adds their partials. */
+
+/* The bit of machine @machine in a set of machines. */
+static inline uint64_t cst_machine_bit(uint32_t machine)
+{
+    return UINT64_C(1) << machine;
+}
 
 /* The machines of a job, for cst_core_config. */
 struct cst_core_machines {

@@ -3,6 +3,16 @@
 
 #include "offload/core/core_state.h"
 
+uint32_t cst_membership_coordinator(const struct cst_core *core)
+{
+    return (uint32_t)__builtin_ctzll(core->membership.members);
+}
+
+bool cst_membership_is_coordinator(const struct cst_core *core)
+{
+    return cst_membership_coordinator(core) == core->machines->self;
+}
+
 uint32_t cst_membership_home(const struct cst_core *core, uint32_t chunk)
 {
     const struct cst_layout_machines *machines = &core->layout->machines;

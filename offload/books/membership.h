@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which machines are members of the job, who is the home of a chunk, and how another machine is
- * told something (offload/base/machines.h). Owned here: the epoch. Only core/agreement.c changes
+ * told something (offload/base/machines.h). Owned here: the epoch. Only core/epochs.c changes
  * it. Every part of the core may call this. */
 #ifndef CST_MEMBERSHIP_H
 #define CST_MEMBERSHIP_H
@@ -13,6 +13,10 @@ struct cst_membership {
     uint64_t epoch;   /* 0: the core was not told of any. */
     uint64_t members; /* Bit m: machine m is a member. */
 };
+
+/* The coordinator: the lowest member. There is a member. */
+uint32_t cst_membership_coordinator(const struct cst_core *core);
+bool cst_membership_is_coordinator(const struct cst_core *core);
 
 /* The home of @chunk; CST_NONE: no member has its states. The job has other machines. */
 uint32_t cst_membership_home(const struct cst_core *core, uint32_t chunk);

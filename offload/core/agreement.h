@@ -42,10 +42,10 @@ struct cst_agreement {
     uint64_t told;    /* 1 + `last` as told in the last SYNCED of this epoch; 0: none was told. */
     uint64_t records; /* Bit m: the record of member m of this epoch has come. */
     bool settled;     /* All have come. */
-    uint64_t rank_blocks; /* Rank blocks of all members, by their records. */
-    bool ready;       /* READY was told for the step that runs. */
-    bool decided;     /* This is the coordinator, which waits for RECORDED. */
-    uint64_t n_ready; /* Coordinator: bit m: member m is READY for the step that runs. */
+    uint64_t rank_blocks;     /* Rank blocks of all members, by their records. */
+    bool ready;               /* READY was told for the step that runs. */
+    bool decided;             /* This is the coordinator, which waits for RECORDED. */
+    uint64_t n_ready;         /* Coordinator: bit m: member m is READY for the step that runs. */
     struct cst_decision mine; /* If `ready`: what this machine expects, without the loss. */
     struct cst_decision last_decision; /* The last one that was recorded. */
     double *losses;                    /* Coordinator: of all ranks of the job; owned. */
@@ -61,8 +61,7 @@ struct cst_agreement {
 int cst_agreement_open(struct cst_core *core);
 void cst_agreement_close(struct cst_core *core);
 
-/* Handle CST_EV_MACHINES and CST_EV_TOLD. */
-void cst_agreement_machines(struct cst_core *core, const struct cst_event *event);
+/* Handle CST_EV_TOLD. */
 void cst_agreement_told(struct cst_core *core, const struct cst_event *event);
 
 /* All ranks here are in SYNC. Returns true if an attempt may begin now. Then core->attempt.number
@@ -83,17 +82,15 @@ bool cst_agreement_ready(struct cst_core *core, const struct cst_decision *decis
 /* The step was committed. */
 void cst_agreement_committed(struct cst_core *core);
 
-/* CST_OK: a rank may wait in SYNC. CST_ELOST: no attempt can begin, because no member has the
- * states of the chunks that *err names. */
-int cst_agreement_check_sync(const struct cst_core *core, struct cst_err *err);
-
 /* The core goes on after an earlier one, which had recorded the decision *last. */
 void cst_agreement_revived(struct cst_core *core, const struct cst_decision *last);
 
 /* States were restored: decisions of the steps before do not count any more. */
 void cst_agreement_restored(struct cst_core *core);
 
-/* Append what other machines are waited for to @text: "machine 2". */
-void cst_agreement_name_missing(const struct cst_core *core, char *text, size_t size);
+/* Tell all that attempt @attempt cannot be, or is over; @idle and @failed as in cst_agreement_end.
+ */
+void cst_agreement_tell_abort(struct cst_core *core, uint64_t attempt, bool idle, bool failed,
+                              const struct cst_err *why);
 
 #endif

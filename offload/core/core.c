@@ -9,6 +9,7 @@
 #include "offload/core/commit.h"
 #include "offload/core/core_state.h"
 #include "offload/core/deadlines.h"
+#include "offload/core/epochs.h"
 #include "offload/core/device_loss.h"
 #include "offload/update/staged_update.h"
 #include "offload/books/exposure.h"
@@ -94,7 +95,7 @@ static const struct {
     [CST_EV_SEALED] = {NEEDS_NOTHING, cst_commit_sealed},
     [CST_EV_TICK] = {NEEDS_NOTHING, on_tick},
     [CST_EV_NODE_DOWN] = {NEEDS_NOTHING, cst_device_loss_of_node},
-    [CST_EV_MACHINES] = {NEEDS_NOTHING, cst_agreement_machines},
+    [CST_EV_MACHINES] = {NEEDS_NOTHING, cst_epochs_machines},
     [CST_EV_TOLD] = {NEEDS_NOTHING, cst_agreement_told},
 };
 #define N_KINDS (sizeof kinds / sizeof kinds[0])

@@ -164,6 +164,19 @@
  *     other would; if the pool has room for the stage, its weights are loaded once.
  *   - Several micro-batches are needed, and updates that are not early. All ranks hold all tensors.
  *
+ * Other machines (config.machines; offload/base/machines.h says what cores tell each other):
+ *
+ *   - An attempt begins when all ranks of all machines are in SYNC, and ends on all machines when
+ * it ends on one. No attempt begins before the first CST_EV_MACHINES.
+ *   - A step is committed on all machines or on none. A step that closes is therefore interrupted
+ * by the death of a rank until this machine is READY.
+ *   - A chunk whose states are on other machines only has weights here, and the sum of the ranks
+ *     here. READs and WRITEs of its other rows get CST_EUNSUPPORTED; a WRITE of MASTER sets the
+ *     weights.
+ *   - If no member has the states of a chunk, SYNC gets CST_ELOST, which names all such chunks,
+ * until CST_EV_MACHINES brings a member that has them. Its weights cannot be read if they had not
+ * come.
+ *
  * In INTERRUPTED and IDLE, requests of the old attempt get EPEERDIED. Before the first SYNC they
  * get EINVAL ("sync first"). The blocks of a surviving rank stay leased until its SYNC, because
  * only then is it known that the worker no longer uses them. */

@@ -365,7 +365,13 @@ uint64_t cst_core_heap_bytes(const struct cst_layout *layout, const struct cst_m
                         ? (uint64_t)layout->n_chunks * CST_DURABLE_ROWS * sizeof(uint64_t)
                         : 0;
 
-    return sums + sizeof(struct cst_core) +
+    uint64_t machines = layout->machines.n > 1 || layout->partials.n_here > 1 ? 1 : 0;
+    uint64_t rank_blocks = (uint64_t)layout->partials.n_here + layout->partials.n_come;
+
+    machines *= (uint64_t)layout->n_chunks *
+                (sizeof(struct cst_chunk_partials) + sizeof(struct cst_partials_sum) +
+                 rank_blocks * sizeof(struct cst_partials_place) + sizeof(struct cst_replica));
+    return machines + sums + sizeof(struct cst_core) +
            layout->n_chunks * (sizeof(struct cst_chunk) + sizeof(uint32_t)) + world * of_rank +
            n_blocks * (sizeof(struct cst_block) + BLOCK);
 }

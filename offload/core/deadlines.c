@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/core/deadlines.h"
 
-#include "offload/core/agreement.h"
+#include "offload/core/epochs.h"
 #include "offload/core/core_state.h"
 #include "offload/core/ranks.h"
 #include "offload/books/waiting.h"
@@ -56,7 +56,7 @@ static void name_missing(const struct cst_core *core, bool step, char *text, siz
         }
     }
     if (n == 0 && !step) {
-        cst_agreement_name_missing(core, text, size);
+        cst_epochs_name_missing(core, text, size);
     }
 }
 

@@ -3,12 +3,14 @@
 #include "offload/core/ranks.h"
 
 #include "offload/core/agreement.h"
+#include "offload/core/epochs.h"
 #include "offload/gradient/collection.h"
 #include "offload/core/core_state.h"
 #include "offload/core/open_writes.h"
 #include "offload/weights/residency.h"
 #include "offload/books/waiting.h"
 #include "offload/update/overlap.h"
+#include "offload/update/replicas.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -202,6 +204,7 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why)
         return;
     }
     cst_agreement_end(core, false, true, why);
+    cst_replicas_fail(core);
     core->attempt.phase = CST_PHASE_FAILED;
     core->attempt.closing = false;
     core->attempt.interrupt_later = false;
@@ -487,7 +490,7 @@ void cst_ranks_sync(struct cst_core *core, const struct cst_event *event)
         cst_core_refuse_err(core, event->tag, &rank->gone);
         return;
     }
-    if (cst_agreement_check_sync(core, &err) != CST_OK) {
+    if (cst_epochs_check_sync(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }

@@ -205,6 +205,12 @@ static void begin_sum(struct cst_core *core, uint32_t c)
     }
 }
 
+/* True if a sum that is made here is not yet all of the gradient. */
+static bool in_parts(const struct cst_core *core)
+{
+    return core->adds_singly || core->partials.on;
+}
+
 void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_sources *sources,
                             uint64_t ticket, bool fused)
 {
@@ -219,9 +225,9 @@ void cst_collection_summing(struct cst_core *core, uint32_t c, const struct cst_
         gradient->row = CST_GRAD_ROW_NOT_STORED;
         return;
     }
-    /* An fp32 row is complete only after the last contribution. */
+    /* An fp32 row is complete only after the last contribution, or after the last partial. */
     if (gradient->row != CST_GRAD_ROW_PARTIAL) {
-        gradient->row = core->adds_singly ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+        gradient->row = in_parts(core) ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     }
     gradient->version++;
 }
@@ -237,7 +243,7 @@ void cst_collection_summed(struct cst_core *core, const struct cst_flight *fligh
 
     gradient->reduce_ticket = 0;
     /* After a failure the contents of the row are unknown. */
-    gradient->row = core->adds_singly || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
+    gradient->row = in_parts(core) || !ok ? CST_GRAD_ROW_PARTIAL : CST_GRAD_ROW_WHOLE;
     if (ok && flight->collection == core->collection.number) {
         gradient->spilled = CST_NONE;
     }

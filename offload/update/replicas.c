@@ -84,15 +84,21 @@ static uint64_t mark_here(const struct cst_core *core, uint32_t c)
                                               : cst_table_chunks(core->table)[c].update_mark;
 }
 
-/* The weights of chunk @c, whose home was lost, can be had again: what reads them waits. */
-static void await_again(struct cst_core *core, uint32_t c, uint64_t mark)
+/* Chunk @c, whose weights had not come when its home was lost, has a home again: what reads them
+ * waits. */
+static void await_again(struct cst_core *core, uint32_t c)
 {
     struct cst_chunk *chunk = &core->chunks[c];
 
     core->replicas.v[c].lost = false;
+    if (chunk->update.ticket != 0) {
+        return; /* The command was recalled, and is issued again at its end. */
+    }
     chunk->weight.broken = false;
-    chunk->update.what = (struct cst_update){
-        .chunk = c, .mark = mark, .weight = cst_core_row_place(core, c, CST_ROW_WEIGHT, 0)};
+    chunk->update.what =
+        (struct cst_update){.chunk = c,
+                            .mark = core->commit.adam_step,
+                            .weight = cst_core_row_place(core, c, CST_ROW_WEIGHT, 0)};
     await(core, c);
     cst_chunk_update_read(chunk);
 }
@@ -111,17 +117,13 @@ void cst_replicas_written(struct cst_core *core, const struct cst_event *event)
     replica->mark = message->step;
     replica->place = message->place;
     replica->fresh = true;
-    if (replica->lost && message->step == core->commit.adam_step) {
-        await_again(core, c, message->step);
-        return;
-    }
     if (ticket == 0 || !is_written(core, c) || !replica->promised) {
         return;
     }
     fill(core, c, cst_core_keep_promise(core, CST_COMMAND_COPY, ticket));
 }
 
-/* The weights of chunk @c do not come any more. */
+/* The command that was to bring weights is over without them. */
 static void give_up(struct cst_core *core, const struct cst_flight *flight)
 {
     (void)cst_chunk_update_replace(&core->chunks[flight->chunk], flight->ticket, 0);
@@ -171,14 +173,24 @@ void cst_replicas_tell(struct cst_core *core, uint32_t c)
     message->place = cst_core_row_place(core, c, cst_weight_row_newest(core, c), 0);
 }
 
-/* Nobody has the states of chunk @c any more: do not wait for its weights. */
+/* The weights of chunk @c do not come any more: do not wait for them. */
 static void lose(struct cst_core *core, uint32_t c)
 {
     uint64_t ticket = core->chunks[c].update.ticket;
 
     core->replicas.v[c].lost = core->replicas.v[c].lost || ticket != 0;
     if (ticket != 0 && core->replicas.v[c].promised) {
+        core->replicas.v[c].promised = false; /* It is not kept any more. */
         cst_core_recall(core, ticket);
+    }
+}
+
+void cst_replicas_fail(struct cst_core *core)
+{
+    for (uint32_t c = 0; core->machines != NULL && c < core->n_chunks; c++) {
+        if (core->chunks[c].away) {
+            lose(core, c);
+        }
     }
 }
 
@@ -192,6 +204,8 @@ void cst_replicas_change(struct cst_core *core)
         }
         if (chunk->away && cst_membership_home(core, c) == CST_NONE) {
             lose(core, c);
+        } else if (core->replicas.v[c].lost) {
+            await_again(core, c);
         } else if (cst_chunk_update_is_over(&chunk->update) && core->commit.adam_step > 0) {
             cst_replicas_tell(core, c);
         }

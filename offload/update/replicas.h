@@ -55,6 +55,9 @@ void cst_replicas_tell(struct cst_core *core, uint32_t chunk);
  * and nobody waits for chunks without a home. */
 void cst_replicas_change(struct cst_core *core);
 
+/* The job has failed: nobody waits for weights that a home has not told. */
+void cst_replicas_fail(struct cst_core *core);
+
 /* True if a step must not be committed yet, because its updates would overwrite weights that this
  * machine has not copied. */
 static inline bool cst_replicas_hold(const struct cst_replicas *replicas)

@@ -6,10 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define SEGMENTS_OF_MACHINE 100000
-#define POOLS 50000
-#define STAGING 80000
-
 enum what { NOTHING, WEIGHT, GRAD, STATE, MOMENT, PARTIAL, LANDING, BLOCK, STAGED };
 
 /* A place of a command. */
@@ -61,7 +57,7 @@ static struct found find_row(struct machine *at, struct cst_place place, uint32_
 static struct found find_block(struct machine *at, struct cst_place place, uint32_t segment)
 {
     uint64_t block = place.offset / (2 * at->layout.capacity);
-    uint32_t rank = segment - POOLS;
+    uint32_t rank = segment - MACHINES_POOLS;
 
     if (rank >= at->world || place.offset % (2 * at->layout.capacity) != 0 ||
         block >= at->pools[rank].parts[0].n_blocks) {
@@ -70,21 +66,28 @@ static struct found find_block(struct machine *at, struct cst_place place, uint3
     return (struct found){.what = BLOCK, .cell = &at->blocks[rank][block]};
 }
 
-static struct found find(struct machines *sim, uint32_t m, const struct mjob *job,
-                         struct cst_place place)
+static struct found look_up(struct machines *sim, struct cst_place place)
 {
-    uint32_t machine = place.segment / SEGMENTS_OF_MACHINE - 1;
-    uint32_t segment = place.segment % SEGMENTS_OF_MACHINE;
+    uint32_t machine = place.segment / MACHINES_SEGMENTS - 1;
+    uint32_t segment = place.segment % MACHINES_SEGMENTS;
     struct found found = {.what = NOTHING};
 
-    if (machine < sim->n && segment == STAGING) {
+    if (machine < sim->n && segment == MACHINES_STAGING) {
         found = (struct found){
             .what = STAGED, .machine = machine, .cell = &sim->machines[machine].staging};
     } else if (machine < sim->n) {
-        found = segment >= POOLS ? find_block(&sim->machines[machine], place, segment)
-                                 : find_row(&sim->machines[machine], place, segment);
+        found = segment >= MACHINES_POOLS ? find_block(&sim->machines[machine], place, segment)
+                                          : find_row(&sim->machines[machine], place, segment);
         found.machine = machine;
     }
+    return found;
+}
+
+static struct found find(struct machines *sim, uint32_t m, const struct mjob *job,
+                         struct cst_place place)
+{
+    struct found found = look_up(sim, place);
+
     if (found.what == NOTHING) {
         machines_fail(sim, "machine %u: command %" PRIu64 " names %u+%" PRIu64 ", where nothing is",
                       m, job->command.ticket, place.segment, place.offset);
@@ -96,7 +99,7 @@ static struct found find(struct machines *sim, uint32_t m, const struct mjob *jo
 
 static struct mjob *find_job(struct machine *at, uint64_t ticket)
 {
-    for (uint32_t j = 0; ticket != 0 && j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; ticket != 0 && j < at->n_jobs; j++) {
         if (at->jobs[j].command.ticket == ticket) {
             return &at->jobs[j];
         }
@@ -119,7 +122,7 @@ static void look(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct mjob *job = &at->jobs[j];
 
         if (job->command.ticket != 0 && (job->cancelled ? !job->begun : is_ready(at, job))) {
@@ -136,7 +139,7 @@ static void look(struct machines *sim, uint32_t m)
 /* Cancel what waits for @ticket, which has failed. */
 static void cancel(struct machine *at, uint64_t ticket)
 {
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct mjob *job = &at->jobs[j];
 
         for (uint32_t i = 0; i < job->command.n_after && job->command.ticket != 0; i++) {
@@ -149,7 +152,7 @@ static void cancel(struct machine *at, uint64_t ticket)
 
 static void replace(struct machine *at, uint64_t from, uint64_t to)
 {
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct cst_command *command = &at->jobs[j].command;
 
         for (uint32_t i = 0; i < command->n_after && command->ticket != 0; i++) {
@@ -171,13 +174,14 @@ void engine_submit(struct machines *sim, uint32_t m, const struct cst_command *c
     }
     for (uint32_t j = 0; j < MACHINES_JOBS && job == NULL; j++) {
         job = at->jobs[j].command.ticket == 0 ? &at->jobs[j] : NULL;
+        at->n_jobs = at->n_jobs > j ? at->n_jobs : j + 1;
     }
     if (job == NULL) {
         machines_fail(sim, "machine %u: too many commands", m);
     }
     *job = (struct mjob){.command = *command, .other = m};
     if (command->kind == CST_COMMAND_COPY && command->n_src > 0) {
-        job->other = command->src[0].segment / SEGMENTS_OF_MACHINE - 1;
+        job->other = command->src[0].segment / MACHINES_SEGMENTS - 1;
     }
     job->link = sim->links[m][job->other];
     /* A command can wait for one that is complete. */
@@ -266,6 +270,13 @@ static uint64_t row_bytes(const struct machines *sim, uint32_t c, bool weights)
     return values_bytes(sim, c, weights) * sim->machines[0].layout.chunks[c].n_elems;
 }
 
+/* True if what the other machine has told before it was started with other rows can be meant. The
+ * attempt is over there, so nothing comes of it. */
+static bool is_of_old_rows(const struct machines *sim, const struct mjob *job)
+{
+    return sim->machines[job->other].adopted;
+}
+
 static void check_remote(struct machines *sim, uint32_t m, const struct mjob *job,
                          const struct found *src)
 {
@@ -283,7 +294,11 @@ static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
     struct found dst = find(sim, m, job, job->command.dst[0]), src;
 
     begin_write(sim, m, job, &dst);
-    job->failed = is_cut_off(sim, m, job);
+    src = look_up(sim, job->command.src[0]);
+    job->failed =
+        is_cut_off(sim, m, job) || (job->other != m && is_of_old_rows(sim, job) &&
+                                    (src.what == NOTHING || src.chunk != job->command.chunk ||
+                                     src.what == LANDING || src.what == BLOCK));
     if (job->failed) {
         return;
     }
@@ -378,16 +393,22 @@ static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
     memory_begin(&at->weights[c]);
 }
 
-static void end_update(struct machines *sim, uint32_t m, const struct mjob *job)
+static void end_update(struct machines *sim, uint32_t m, struct mjob *job)
 {
     struct machine *at = &sim->machines[m];
     uint32_t c = job->command.chunk;
 
+    if (sim->fatal > 0 && --sim->fatal == 0) {
+        job->failed = sim->failed = true;
+    }
     if (at->grads[c].changes != job->changes) {
         machines_fail(sim, "machine %u: the gradient of chunk %u changed during its update", m, c);
     }
-    memory_end(&at->states[c], job->value);
-    memory_end(&at->weights[c], values_weight(job->value));
+    memory_end(&at->states[c], job->failed ? MEMORY_GARBAGE : job->value);
+    memory_end(&at->weights[c], job->failed ? MEMORY_GARBAGE : values_weight(job->value));
+    if (job->failed) {
+        return;
+    }
     cst_table_chunks(at->table)[c].update_mark = job->command.mark;
 }
 
@@ -498,7 +519,7 @@ void engine_kill(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
-    for (uint32_t j = 0; j < MACHINES_JOBS; j++) {
+    for (uint32_t j = 0; j < at->n_jobs; j++) {
         struct mjob *job = &at->jobs[j];
         uint32_t c = job->command.chunk;
         bool runs = job->command.ticket != 0 && job->runs && !job->ended;

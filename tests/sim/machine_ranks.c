@@ -240,6 +240,10 @@ void ranks_answer(struct machines *sim, uint32_t m, const struct cst_reply *repl
     if (reply->tag >> MACHINES_TAG_SHIFT < r->first_tag || r->state == MRANK_GONE) {
         return;
     }
+    if (sim->failed && at->record.failed != 0) {
+        r->state = MRANK_RESTS;
+        return;
+    }
     if (reply->status == CST_ELOST && what == SYNC) {
         r->state = MRANK_IDLE; /* Until the machines change, it would be told the same again. */
         turn(sim, m, rank, MOMENT_GO, 3000000);

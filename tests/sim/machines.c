@@ -7,11 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SEGMENTS_OF_MACHINE 100000
-#define POOLS 50000
-#define STAGING 80000
-#define TABLE 90000
-
 void machines_fail(const struct machines *sim, const char *fmt, ...)
 {
     va_list ap;
@@ -48,86 +43,6 @@ uint64_t machines_delay(struct machines *sim, uint32_t most)
     return machines_below(sim, 4) < sim->quiet ? 0 : machines_below(sim, most);
 }
 
-/* -- the network ------------------------------------------------------------------------------ */
-
-static bool is_connected(const struct machines *sim, uint32_t a, uint32_t b)
-{
-    return sim->machines[a].core != NULL && sim->machines[b].core != NULL &&
-           (sim->cut[a] >> b & 1) == 0;
-}
-
-static void send_to(struct machines *sim, uint32_t from, uint32_t to,
-                    const struct cst_machine_message *m)
-{
-    uint64_t at = sim->now + machines_delay(sim, 200000);
-    uint32_t i = 0;
-    struct mmessage *message;
-
-    if (!is_connected(sim, from, to)) {
-        return;
-    }
-    while (i < MACHINES_MESSAGES && sim->messages[i].used) {
-        i++;
-    }
-    if (i == MACHINES_MESSAGES) {
-        machines_fail(sim, "too many messages");
-    }
-    message = &sim->messages[i];
-    *message = (struct mmessage){.used = true, .from = from, .to = to, .m = *m};
-    message->link = sim->links[from][to];
-    for (uint32_t k = 0; k < m->n_squares + m->n_losses; k++) {
-        message->numbers[k] = m->squares != NULL ? m->squares[k] : m->losses[k];
-    }
-    message->m.squares = message->m.losses = message->numbers;
-    at = at > sim->arrives[from][to] ? at : sim->arrives[from][to];
-    sim->arrives[from][to] = at;
-    moments_push(&sim->moments, (struct moment){.at = at, .kind = MOMENT_MESSAGE, .what = i});
-    sim->totals->messages++;
-}
-
-static void tell(struct machines *sim, uint32_t from, uint32_t to,
-                 const struct cst_machine_message *m)
-{
-    for (uint32_t other = 0; other < sim->n; other++) {
-        if (other != from && (to == other || to == CST_MACHINES_ALL)) {
-            send_to(sim, from, other, m);
-        }
-    }
-}
-
-static void deliver(struct machines *sim, uint32_t i)
-{
-    struct mmessage *message = &sim->messages[i];
-    struct machine *to = &sim->machines[message->to];
-
-    if (!is_connected(sim, message->from, message->to) ||
-        message->link != sim->links[message->from][message->to] || message->m.epoch < to->epoch) {
-        message->used = false;
-        return;
-    }
-    message->held = message->m.epoch > to->epoch;
-    if (!message->held) {
-        machines_feed(sim, message->to,
-                      (struct cst_event){
-                          .kind = CST_EV_TOLD, .machine = message->from, .message = &message->m});
-        message->used = false;
-    }
-}
-
-/* Deliver the messages that machine @m has kept for its present epoch, in their order. */
-static void deliver_held(struct machines *sim, uint32_t m)
-{
-    for (uint32_t i = 0; i < MACHINES_MESSAGES; i++) {
-        struct mmessage *message = &sim->messages[i];
-
-        if (message->used && message->held && message->to == m) {
-            message->held = false;
-            moments_push(&sim->moments,
-                         (struct moment){.at = sim->now, .kind = MOMENT_MESSAGE, .what = i});
-        }
-    }
-}
-
 /* -- cores ------------------------------------------------------------------------------------ */
 
 static void log_event(const struct machines *sim, uint32_t m, const struct cst_event *event)
@@ -155,7 +70,7 @@ static void carry_out(struct machines *sim, uint32_t m, const struct cst_action 
         engine_recall(sim, m, a->recall);
         break;
     case CST_ACT_TELL:
-        tell(sim, m, a->tell.to, &a->tell.message);
+        network_tell(sim, m, a->tell.to, &a->tell.message);
         break;
     case CST_ACT_LOG:
         if (sim->options.verbose) {
@@ -180,7 +95,7 @@ void machines_feed(struct machines *sim, uint32_t m, struct cst_event event)
     }
     cst_core_step(at->core, &event, &at->actions);
     cst_core_record(at->core, &at->record);
-    if (at->record.failed != 0) {
+    if (at->record.failed != 0 && !sim->failed) {
         machines_fail(sim, "machine %u: the job has failed", m);
     }
     if (sim->totals->events % 16 == 0 || sim->options.verbose) {
@@ -202,54 +117,6 @@ void machines_feed(struct machines *sim, uint32_t m, struct cst_event event)
         at->actions = actions;
     } else {
         cst_actions_close(&actions);
-    }
-}
-
-static void open_core(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-    struct cst_core_machines machines = {.n = sim->n,
-                                         .self = m,
-                                         .copies = sim->copies,
-                                         .n_rank_blocks = sim->n_blocks,
-                                         .rank_blocks = at->rank_blocks,
-                                         .engine = sim->n + 10};
-    struct cst_core_config config = {.model = &sim->model,
-                                     .layout = &at->layout,
-                                     .world = at->world,
-                                     .arena_segments = at->segments,
-                                     .table_segment = SEGMENTS_OF_MACHINE * (m + 1) + TABLE,
-                                     .table = at->table,
-                                     .pools = at->pools,
-                                     .first_ticket = at->ticket + 1,
-                                     .peer_timeout_ns = CST_CORE_NEVER,
-                                     .micro_batches = sim->micro_batches,
-                                     .block_ranks = sim->block_ranks,
-                                     .machines = sim->n > 1 ? &machines : NULL};
-    struct cst_err err;
-
-    if (cst_core_open(&at->core, &config, &err) != CST_OK) {
-        machines_fail(sim, "open: %s", err.text);
-    }
-    cst_actions_init(&at->actions);
-    at->life++;
-    at->epoch = 0;
-    for (uint32_t rank = 0; rank < at->world; rank++) {
-        ranks_return(sim, m, rank, machines_delay(sim, 1000000));
-    }
-}
-
-/* Write the master weights of all tensors, before the first step. */
-static void write_all(struct machines *sim, uint32_t m)
-{
-    for (uint32_t t = 0; t < sim->n_chunks; t++) {
-        machines_feed(
-            sim, m,
-            (struct cst_event){.kind = CST_EV_WRITE,
-                               .tensor = t,
-                               .row = CST_ROW_MASTER,
-                               .n_elems = sim->model.tensors[t].n_elems,
-                               .place = {.segment = SEGMENTS_OF_MACHINE * (m + 1) + STAGING}});
     }
 }
 
@@ -284,10 +151,8 @@ static void tell_epoch(struct machines *sim, uint32_t m, uint64_t epoch)
     machines_feed(
         sim, m,
         (struct cst_event){.kind = CST_EV_MACHINES, .epoch = epoch, .members = sim->members});
-    deliver_held(sim, m);
+    network_deliver_held(sim, m);
 }
-
-static void adopt(struct machines *sim, uint32_t m);
 
 /* -- failures --------------------------------------------------------------------------------- */
 
@@ -356,8 +221,12 @@ static void restart(struct machines *sim, uint32_t m)
     struct cst_core_record record = at->record;
     struct cst_err err;
 
-    adopt(sim, m);
-    open_core(sim, m);
+    if (record.failed != 0) {
+        at->lost = true; /* A job that has failed is not revived. */
+        return;
+    }
+    job_adopt(sim, m);
+    job_open_core(sim, m);
     sim->members |= UINT64_C(1) << m;
     /* A job that had not begun cannot be revived: it begins anew. */
     if (record.initialised) {
@@ -368,7 +237,7 @@ static void restart(struct machines *sim, uint32_t m)
             sim, m,
             (struct cst_event){.kind = CST_EV_REVIVE, .record = &record, .table = at->table});
     } else {
-        write_all(sim, m);
+        job_write(sim, m);
     }
     new_epoch(sim);
 }
@@ -404,6 +273,7 @@ static void plan_failures(struct machines *sim)
     }
     n_kills = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 5);
     n_cuts = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 3);
+    sim->fatal = machines_below(sim, 16) == 0 ? 1 + machines_below(sim, 20) : 0;
     for (uint32_t i = machines_below(sim, 4); i > 0; i--) {
         uint32_t m = machines_below(sim, sim->n);
 
@@ -444,7 +314,7 @@ static void read_weights(struct machines *sim, uint32_t m)
                            .tensor = t,
                            .row = CST_ROW_WEIGHT,
                            .n_elems = sim->model.tensors[t].n_elems,
-                           .place = {.segment = SEGMENTS_OF_MACHINE * (m + 1) + STAGING}});
+                           .place = {.segment = MACHINES_SEGMENTS * (m + 1) + MACHINES_STAGING}});
 }
 
 void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *reply)
@@ -454,196 +324,18 @@ void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *rep
 
     at->reads = false;
     cst_core_stats(at->core, &stats);
-    if (reply->status == CST_OK &&
+    if (reply->status == CST_OK && !sim->failed &&
         memory_read(&at->staging) != sim->weights[stats.step][at->read_chunk]) {
         machines_fail(
             sim, "machine %u: weights of chunk %u were read, which are not those of step %" PRIu64,
             m, at->read_chunk, stats.step);
     }
-    if (reply->status != CST_OK && (!at->layout.chunks[at->read_chunk].away || sim->copies > 1)) {
+    if (reply->status != CST_OK && !sim->failed &&
+        (!at->layout.chunks[at->read_chunk].away || sim->copies > 1)) {
         machines_fail(sim, "machine %u: weights of chunk %u: %s", m, at->read_chunk,
                       reply->err.text);
     }
     sim->totals->reads += reply->status == CST_OK;
-}
-
-/* -- the job ---------------------------------------------------------------------------------- */
-
-/* A tensor for each chunk, which takes more than half of the capacity. Some are frozen, some are
- * fp32, and some are held by one rank of each machine alone. */
-static void declare(struct machines *sim)
-{
-    char name[32];
-    struct cst_err err;
-
-    cst_model_init(&sim->model);
-    if (cst_model_group(&sim->model, cst_set_range(0, 1), &err) != CST_OK) {
-        machines_fail(sim, "a group was refused: %s", err.text);
-    }
-    for (uint32_t i = 0; i < sim->n_chunks; i++) {
-        bool wide = machines_below(sim, 6) == 0;
-        int64_t shape =
-            (wide ? 2 : 3) * CST_TILE_ELEMS + 64 * (int64_t)(1 + machines_below(sim, 50));
-        struct cst_tensor_words words = {.name = name,
-                                         .shape = &shape,
-                                         .n_dims = 1,
-                                         .lr_scale = 1,
-                                         .decay_scale = 1,
-                                         .dtype = wide ? CST_FP32 : CST_BF16};
-
-        (void)snprintf(name, sizeof name, "t%u", i);
-        words.pattern =
-            machines_below(sim, 8) == 0 && i > 0 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
-        sim->single[i] = machines_below(sim, 8) == 0 && !sim->loses;
-        words.group = sim->single[i];
-        sim->totals->tensors += wide && words.pattern != CST_PATTERN_FROZEN;
-        sim->totals->single += sim->single[i];
-        if (cst_model_tensor(&sim->model, &words, &err) != CST_OK ||
-            cst_model_operator(&sim->model, name, &i, 1, NULL, &err) != CST_OK) {
-            machines_fail(sim, "a tensor was refused: %s", err.text);
-        }
-    }
-}
-
-static void lay_out(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-    uint32_t n_here = (uint32_t)__builtin_popcountll(at->rank_blocks);
-    bool sums = sim->n > 1 || sim->block_ranks > 1 || sim->micro_batches > 1;
-    struct cst_layout_config config = {
-        .chunk_elems = 6 * CST_TILE_ELEMS,
-        .n_nodes = at->n_nodes,
-        .world = n_here * sim->block_ranks,
-        .grad_bytes = sim->grad_fp32 ? 4 : 2,
-        .machines = {.n = sim->n, .self = m, .copies = sim->copies},
-        .partials = {.n_here = sums ? n_here : 1, .n_come = sim->n_blocks - n_here}};
-    struct cst_err err;
-
-    if (cst_layout_build(&at->layout, &sim->model, &config, &err) != CST_OK) {
-        machines_fail(sim, "layout: %s", err.text);
-    }
-    for (uint32_t i = 0; i < sim->n_chunks; i++) {
-        if (sim->model.tensors[i].chunk != i) {
-            machines_fail(sim, "tensor %u is in chunk %u", i, sim->model.tensors[i].chunk);
-        }
-    }
-    at->segments = must(calloc(at->layout.n_segments + 1, sizeof *at->segments));
-    at->landings = must(calloc(at->layout.n_segments + 1, sizeof *at->landings));
-    at->partials = must(calloc((size_t)sim->n_chunks * n_here + 1, sizeof *at->partials));
-    for (uint32_t i = 0; i < at->layout.n_segments; i++) {
-        at->segments[i] = SEGMENTS_OF_MACHINE * (m + 1) + i;
-    }
-}
-
-static void close_layout(struct machine *at)
-{
-    cst_layout_close(&at->layout);
-    free(at->segments);
-    free(at->landings);
-    free(at->partials);
-}
-
-static void open_pools(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-
-    for (; at->world < at->n_blocks * sim->block_ranks; at->world++) {
-        uint32_t n = at->layout.needs[at->world].min_blocks[0] + machines_below(sim, sim->n_chunks);
-
-        at->pool_segments[at->world] = SEGMENTS_OF_MACHINE * (m + 1) + POOLS + at->world;
-        at->pools[at->world].parts[0] = (struct cst_core_part){.n_blocks = n, .blocks_per_slab = n};
-        at->pools[at->world].segments = &at->pool_segments[at->world];
-        at->blocks[at->world] = must(calloc(n, sizeof *at->blocks[at->world]));
-    }
-}
-
-/* Make rows for rank blocks that have come to machine @m. All other rows stay where they are. */
-static void adopt(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-    struct cst_layout before = at->layout;
-
-    if (at->n_blocks == (uint32_t)__builtin_popcountll(at->rank_blocks)) {
-        return;
-    }
-    free(at->segments);
-    free(at->landings);
-    free(at->partials);
-    lay_out(sim, m);
-    for (uint32_t c = 0; c < sim->n_chunks; c++) {
-        if (memcmp(before.chunks[c].rows, at->layout.chunks[c].rows,
-                   sizeof before.chunks[c].rows) != 0) {
-            machines_fail(sim, "the rows of chunk %u move when ranks come", c);
-        }
-    }
-    cst_layout_close(&before);
-    at->n_blocks = (uint32_t)__builtin_popcountll(at->rank_blocks);
-    open_pools(sim, m);
-}
-
-static void open_table(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-    struct cst_table_header header;
-    struct cst_core_config config = {
-        .model = &sim->model, .layout = &at->layout, .arena_segments = at->segments};
-
-    cst_layout_size_table(&at->layout, &header);
-    at->table = must(calloc(1, header.total_bytes));
-    *at->table = header;
-    cst_core_write_table(&config, at->table);
-}
-
-static void open_machine(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-
-    at->n_nodes = 1 + machines_below(sim, 2);
-    lay_out(sim, m);
-    open_table(sim, m);
-    open_pools(sim, m);
-    open_core(sim, m);
-}
-
-static void draw(struct machines *sim)
-{
-    sim->n = sim->options.n_machines != 0 ? sim->options.n_machines
-                                          : 1 + machines_below(sim, MACHINES_MOST);
-    sim->n_chunks = 2 + machines_below(sim, MACHINES_CHUNKS - 1);
-    sim->copies = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, sim->n);
-    sim->block_ranks = 1 + machines_below(sim, 3);
-    sim->micro_batches = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, 3);
-    sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
-    sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
-    sim->quiet = machines_below(sim, 4);
-    for (uint32_t m = 0; m < sim->n; m++) {
-        struct machine *at = &sim->machines[m];
-
-        at->n_blocks = 1 + machines_below(sim, 3);
-        for (uint32_t b = 0; b < at->n_blocks; b++) {
-            at->rank_blocks |= UINT64_C(1) << sim->n_blocks++;
-        }
-    }
-    sim->n_ranks = sim->n_blocks * sim->block_ranks;
-    sim->loses = sim->copies > 1 && machines_below(sim, 2) == 0;
-    sim->members = (UINT64_C(1) << sim->n) - 1;
-}
-
-static void close_machines(struct machines *sim)
-{
-    for (uint32_t m = 0; m < sim->n; m++) {
-        struct machine *at = &sim->machines[m];
-
-        cst_core_close(at->core);
-        cst_actions_close(&at->actions);
-        close_layout(at);
-        free(at->table);
-        for (uint32_t rank = 0; rank < at->world; rank++) {
-            free(at->blocks[rank]);
-        }
-    }
-    cst_model_close(&sim->model);
-    moments_close(&sim->moments);
 }
 
 /* -- the end ---------------------------------------------------------------------------------- */
@@ -699,6 +391,12 @@ static void check_end(struct machines *sim, uint64_t bytes)
             machines_fail(sim, "machine %u is down at the end", m);
         }
         cst_core_stats(sim->machines[m].core, &stats);
+        if (sim->failed) {
+            if (stats.phase != CST_PHASE_FAILED || stats.commands_in_flight > 0) {
+                machines_fail(sim, "machine %u: the job has failed, but not here", m);
+            }
+            continue;
+        }
         if (stats.step != sim->options.n_steps || stats.commands_in_flight > 0) {
             machines_fail(sim,
                           "machine %u: nobody can do anything, at step %" PRIu64 " of %" PRIu64
@@ -742,7 +440,7 @@ static void play(struct machines *sim, const struct moment *moment)
         ranks_die(sim, moment->node, moment->rank);
         break;
     case MOMENT_MESSAGE:
-        deliver(sim, (uint32_t)moment->what);
+        network_deliver(sim, (uint32_t)moment->what);
         break;
     case MOMENT_KILL:
         kill_machine(sim, moment->node);
@@ -769,14 +467,14 @@ void machines_run(const struct machines_options *options, struct machines_totals
     uint64_t bytes = totals->bytes;
 
     *sim = (struct machines){.options = *options, .totals = totals, .rng = options->seed << 24};
-    draw(sim);
-    declare(sim);
+    job_draw(sim);
+    job_declare(sim);
     for (uint32_t m = 0; m < sim->n; m++) {
-        open_machine(sim, m);
+        job_open_machine(sim, m);
     }
     values_open(sim);
     for (uint32_t m = 0; m < sim->n; m++) {
-        write_all(sim, m);
+        job_write(sim, m);
     }
     plan_failures(sim);
     new_epoch(sim);
@@ -786,6 +484,7 @@ void machines_run(const struct machines_options *options, struct machines_totals
         play(sim, &moment);
     }
     check_end(sim, totals->bytes - bytes);
+    totals->fatal += sim->failed;
     totals->runs++;
     totals->copies += sim->copies > 1;
     totals->fp32 += sim->grad_fp32 && sim->n > 1;
@@ -793,6 +492,6 @@ void machines_run(const struct machines_options *options, struct machines_totals
     for (uint64_t s = 0; s < options->n_steps; s++) {
         totals->skipped += sim->adam[s + 1] == sim->adam[s];
     }
-    close_machines(sim);
+    job_close(sim);
     free(sim);
 }

@@ -21,6 +21,12 @@
 #define MACHINES_STEPS 12
 #define MACHINES_JOBS 256
 #define MACHINES_MESSAGES 4096
+/* Segment ids: those of machine m begin at (m + 1) x MACHINES_SEGMENTS: arenas, then pools, one for
+ * each rank, staging, and the job table. */
+#define MACHINES_SEGMENTS 100000
+#define MACHINES_POOLS 50000
+#define MACHINES_STAGING 80000
+#define MACHINES_TABLE 90000
 #define MACHINES_TAG_SHIFT 9
 #define MACHINES_TAG_READ 15 /* in the low bits of a tag: a READ of weights */
 
@@ -39,6 +45,7 @@ struct machines_totals {
     uint64_t bytes; /* copied from other machines */
     uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
     uint64_t deaths, kills, cuts;
+    uint64_t fatal;       /* jobs that failed, on all machines */
     uint64_t without;     /* epochs without a machine that came back later */
     uint64_t losses;      /* machines that were lost for good */
     uint64_t interrupted; /* attempts that were begun and not finished */
@@ -90,10 +97,12 @@ struct machine {
     uint32_t n_nodes;
     struct cell *blocks[MACHINES_RANKS];
     struct mjob jobs[MACHINES_JOBS];
-    uint64_t life; /* counts the lives of the core */
+    uint32_t n_jobs; /* Only the first ones were ever used. */
+    uint64_t life;   /* counts the lives of the core */
     uint64_t ticket;
     uint64_t epoch; /* the last one that the core was told */
     bool lost;      /* for good */
+    bool adopted;   /* It has got ranks of another one, and rows for them. */
     uint32_t read_chunk;
     bool reads; /* a READ of the chunk's weights was not answered */
 };
@@ -101,7 +110,8 @@ struct machine {
 struct mmessage {
     bool used, held;
     uint32_t from, to;
-    uint64_t link; /* how often the link was down before */
+    uint64_t link;  /* how often the link was down before */
+    uint64_t order; /* the number of messages that were sent before */
     struct cst_machine_message m;
     double numbers[3 * MACHINES_RANKS];
 };
@@ -113,18 +123,21 @@ struct machines {
     struct cst_model model;
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
-    unsigned p_leave_out;               /* chance of a rank without a gradient, per 10000 */
-    uint64_t told;                      /* the last step that a rank was told as committed */
-    uint32_t quiet;                     /* chance of a delay of 0 in four */
-    bool harmless;                      /* Nothing fails in this run. */
-    bool loses;                         /* A machine can be lost for good in this run. */
-    bool single[MACHINES_CHUNKS];       /* Of each machine, only the first rank holds the chunk. */
+    unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
+    uint64_t told;        /* the last step that a rank was told as committed */
+    uint32_t quiet;       /* chance of a delay of 0 in four */
+    bool harmless;        /* Nothing fails in this run. */
+    uint32_t fatal;       /* So many updates until one fails, and the job with it; 0: none does. */
+    bool failed;          /* That has happened. */
+    bool loses;           /* A machine can be lost for good in this run. */
+    bool single[MACHINES_CHUNKS]; /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
     uint64_t links[MACHINES_MOST][MACHINES_MOST];   /* how often each was down */
     uint64_t arrives[MACHINES_MOST][MACHINES_MOST]; /* time of the last message on its way */
     struct machine machines[MACHINES_MOST];
     struct mmessage messages[MACHINES_MESSAGES];
+    uint64_t n_sent;
     struct moments moments;
     /* What the steps compute: by step, and by Adam step. */
     uint64_t adam[MACHINES_STEPS + 1];
@@ -150,6 +163,30 @@ void machines_feed(struct machines *sim, uint32_t m, struct cst_event event);
 
 /* The answer to a READ. */
 void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *reply);
+
+/* -- machine_job.c ---------------------------------------------------------------------------- */
+
+/* Draw what the job is like; declare its model; open one of its machines; close all. */
+void job_draw(struct machines *sim);
+void job_declare(struct machines *sim);
+void job_open_machine(struct machines *sim, uint32_t m);
+void job_close(struct machines *sim);
+/* Open the core of machine @m, again, without ranks. */
+void job_open_core(struct machines *sim, uint32_t m);
+/* Write the master weights of all tensors to machine @m, before the first step. */
+void job_write(struct machines *sim, uint32_t m);
+/* Make rows for rank blocks that have come to machine @m. All other rows stay where they are. */
+void job_adopt(struct machines *sim, uint32_t m);
+
+/* -- machine_network.c ------------------------------------------------------------------------ */
+
+/* Send @message of machine @from to machine @to, or to CST_MACHINES_ALL. */
+void network_tell(struct machines *sim, uint32_t from, uint32_t to,
+                  const struct cst_machine_message *message);
+/* Message number @i arrives. One of a later epoch is kept. */
+void network_deliver(struct machines *sim, uint32_t i);
+/* Machine @m has begun an epoch: what was kept for it arrives, in its order. */
+void network_deliver_held(struct machines *sim, uint32_t m);
 
 /* -- machine_values.c: what is computed ------------------------------------------------------- */
 

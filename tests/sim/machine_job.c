@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a simulated job on several machines is like: drawn at random. */
+#include "tests/sim/machines.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void *must(void *p)
+{
+    if (p == NULL) {
+        abort();
+    }
+    return p;
+}
+
+/* A tensor for each chunk, which takes more than half of the capacity. Some are frozen, some are
+ * fp32, and some are held by one rank of each machine alone. */
+void job_declare(struct machines *sim)
+{
+    char name[32];
+    struct cst_err err;
+
+    cst_model_init(&sim->model);
+    if (cst_model_group(&sim->model, cst_set_range(0, 1), &err) != CST_OK) {
+        machines_fail(sim, "a group was refused: %s", err.text);
+    }
+    for (uint32_t i = 0; i < sim->n_chunks; i++) {
+        bool wide = machines_below(sim, 6) == 0;
+        int64_t shape =
+            (wide ? 2 : 3) * CST_TILE_ELEMS + 64 * (int64_t)(1 + machines_below(sim, 50));
+        struct cst_tensor_words words = {.name = name,
+                                         .shape = &shape,
+                                         .n_dims = 1,
+                                         .lr_scale = 1,
+                                         .decay_scale = 1,
+                                         .dtype = wide ? CST_FP32 : CST_BF16};
+
+        (void)snprintf(name, sizeof name, "t%u", i);
+        words.pattern =
+            machines_below(sim, 8) == 0 && i > 0 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
+        sim->single[i] = machines_below(sim, 8) == 0 && !sim->loses;
+        words.group = sim->single[i];
+        sim->totals->tensors += wide && words.pattern != CST_PATTERN_FROZEN;
+        sim->totals->single += sim->single[i];
+        if (cst_model_tensor(&sim->model, &words, &err) != CST_OK ||
+            cst_model_operator(&sim->model, name, &i, 1, NULL, &err) != CST_OK) {
+            machines_fail(sim, "a tensor was refused: %s", err.text);
+        }
+    }
+}
+
+static void lay_out(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    uint32_t n_here = (uint32_t)__builtin_popcountll(at->rank_blocks);
+    bool sums = sim->n > 1 || sim->block_ranks > 1 || sim->micro_batches > 1;
+    struct cst_layout_config config = {
+        .chunk_elems = 6 * CST_TILE_ELEMS,
+        .n_nodes = at->n_nodes,
+        .world = n_here * sim->block_ranks,
+        .grad_bytes = sim->grad_fp32 ? 4 : 2,
+        .machines = {.n = sim->n, .self = m, .copies = sim->copies},
+        .partials = {.n_here = sums ? n_here : 1, .n_come = sim->n_blocks - n_here}};
+    struct cst_err err;
+
+    if (cst_layout_build(&at->layout, &sim->model, &config, &err) != CST_OK) {
+        machines_fail(sim, "layout: %s", err.text);
+    }
+    for (uint32_t i = 0; i < sim->n_chunks; i++) {
+        if (sim->model.tensors[i].chunk != i) {
+            machines_fail(sim, "tensor %u is in chunk %u", i, sim->model.tensors[i].chunk);
+        }
+    }
+    at->segments = must(calloc(at->layout.n_segments + 1, sizeof *at->segments));
+    at->landings = must(calloc(at->layout.n_segments + 1, sizeof *at->landings));
+    at->partials = must(calloc((size_t)sim->n_chunks * n_here + 1, sizeof *at->partials));
+    for (uint32_t i = 0; i < at->layout.n_segments; i++) {
+        at->segments[i] = MACHINES_SEGMENTS * (m + 1) + i;
+    }
+}
+
+static void close_layout(struct machine *at)
+{
+    cst_layout_close(&at->layout);
+    free(at->segments);
+    free(at->landings);
+    free(at->partials);
+}
+
+static void open_pools(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    for (; at->world < at->n_blocks * sim->block_ranks; at->world++) {
+        uint32_t n = at->layout.needs[at->world].min_blocks[0] + machines_below(sim, sim->n_chunks);
+
+        at->pool_segments[at->world] = MACHINES_SEGMENTS * (m + 1) + MACHINES_POOLS + at->world;
+        at->pools[at->world].parts[0] = (struct cst_core_part){.n_blocks = n, .blocks_per_slab = n};
+        at->pools[at->world].segments = &at->pool_segments[at->world];
+        at->blocks[at->world] = must(calloc(n, sizeof *at->blocks[at->world]));
+    }
+}
+
+/* Make rows for rank blocks that have come to machine @m. All other rows stay where they are. */
+void job_adopt(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_layout before = at->layout;
+
+    if (at->n_blocks == (uint32_t)__builtin_popcountll(at->rank_blocks)) {
+        return;
+    }
+    free(at->segments);
+    free(at->landings);
+    free(at->partials);
+    lay_out(sim, m);
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        if (memcmp(before.chunks[c].rows, at->layout.chunks[c].rows,
+                   sizeof before.chunks[c].rows) != 0) {
+            machines_fail(sim, "the rows of chunk %u move when ranks come", c);
+        }
+    }
+    cst_layout_close(&before);
+    at->adopted = true;
+    at->n_blocks = (uint32_t)__builtin_popcountll(at->rank_blocks);
+    open_pools(sim, m);
+}
+
+static void open_table(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_table_header header;
+    struct cst_core_config config = {
+        .model = &sim->model, .layout = &at->layout, .arena_segments = at->segments};
+
+    cst_layout_size_table(&at->layout, &header);
+    at->table = must(calloc(1, header.total_bytes));
+    *at->table = header;
+    cst_core_write_table(&config, at->table);
+}
+
+void job_open_core(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+    struct cst_core_machines machines = {.n = sim->n,
+                                         .self = m,
+                                         .copies = sim->copies,
+                                         .n_rank_blocks = sim->n_blocks,
+                                         .rank_blocks = at->rank_blocks,
+                                         .engine = sim->n + 10};
+    struct cst_core_config config = {.model = &sim->model,
+                                     .layout = &at->layout,
+                                     .world = at->world,
+                                     .arena_segments = at->segments,
+                                     .table_segment = MACHINES_SEGMENTS * (m + 1) + MACHINES_TABLE,
+                                     .table = at->table,
+                                     .pools = at->pools,
+                                     .first_ticket = at->ticket + 1,
+                                     .peer_timeout_ns = CST_CORE_NEVER,
+                                     .micro_batches = sim->micro_batches,
+                                     .block_ranks = sim->block_ranks,
+                                     .machines = sim->n > 1 ? &machines : NULL};
+    struct cst_err err;
+
+    if (cst_core_open(&at->core, &config, &err) != CST_OK) {
+        machines_fail(sim, "open: %s", err.text);
+    }
+    cst_actions_init(&at->actions);
+    at->life++;
+    at->epoch = 0;
+    for (uint32_t rank = 0; rank < at->world; rank++) {
+        ranks_return(sim, m, rank, machines_delay(sim, 1000000));
+    }
+}
+
+/* Write the master weights of all tensors, before the first step. */
+void job_write(struct machines *sim, uint32_t m)
+{
+    for (uint32_t t = 0; t < sim->n_chunks; t++) {
+        machines_feed(sim, m,
+                      (struct cst_event){
+                          .kind = CST_EV_WRITE,
+                          .tensor = t,
+                          .row = CST_ROW_MASTER,
+                          .n_elems = sim->model.tensors[t].n_elems,
+                          .place = {.segment = MACHINES_SEGMENTS * (m + 1) + MACHINES_STAGING}});
+    }
+}
+
+void job_open_machine(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    at->n_nodes = 1 + machines_below(sim, 2);
+    lay_out(sim, m);
+    open_table(sim, m);
+    open_pools(sim, m);
+    job_open_core(sim, m);
+}
+
+void job_draw(struct machines *sim)
+{
+    sim->n = sim->options.n_machines != 0 ? sim->options.n_machines
+                                          : 1 + machines_below(sim, MACHINES_MOST);
+    sim->n_chunks = 2 + machines_below(sim, MACHINES_CHUNKS - 1);
+    sim->copies = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, sim->n);
+    sim->block_ranks = 1 + machines_below(sim, 3);
+    sim->micro_batches = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, 3);
+    sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
+    sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
+    sim->quiet = machines_below(sim, 4);
+    for (uint32_t m = 0; m < sim->n; m++) {
+        struct machine *at = &sim->machines[m];
+
+        at->n_blocks = 1 + machines_below(sim, 3);
+        for (uint32_t b = 0; b < at->n_blocks; b++) {
+            at->rank_blocks |= UINT64_C(1) << sim->n_blocks++;
+        }
+    }
+    sim->n_ranks = sim->n_blocks * sim->block_ranks;
+    sim->loses = sim->copies > 1 && machines_below(sim, 2) == 0;
+    sim->members = (UINT64_C(1) << sim->n) - 1;
+}
+
+void job_close(struct machines *sim)
+{
+    for (uint32_t m = 0; m < sim->n; m++) {
+        struct machine *at = &sim->machines[m];
+
+        cst_core_close(at->core);
+        cst_actions_close(&at->actions);
+        close_layout(at);
+        free(at->table);
+        for (uint32_t rank = 0; rank < at->world; rank++) {
+            free(at->blocks[rank]);
+        }
+    }
+    cst_model_close(&sim->model);
+    moments_close(&sim->moments);
+}
