@@ -59,12 +59,28 @@ static void answer(struct cstd_job *job, struct cstd_span_read *read, const stru
     cstd_core_driver_reply(job->daemon, &reply);
 }
 
+/* The machine from which states of @chunk are read: the first that has them and a link. */
+static uint32_t find_keeper(const struct cstd_job *job, uint32_t chunk)
+{
+    const struct cst_layout_machines *machines = &job->layout.machines;
+    const struct cstd_span *span = job->span;
+
+    for (uint32_t i = 0; i < machines->copies; i++) {
+        const uint32_t m = cst_layout_keeper(machines, chunk, i);
+
+        if (span->machines[m].peer != NULL && span->machines[m].peer->up != NULL) {
+            return m;
+        }
+    }
+    return cst_layout_keeper(machines, chunk, 0);
+}
+
 int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t bytes,
                    struct cst_err *err)
 {
     struct cstd_span *span = job->span;
     const uint32_t chunk = job->model.tensors[event->tensor].chunk;
-    const uint32_t home = cst_layout_keeper(&job->layout.machines, chunk, 0);
+    const uint32_t home = find_keeper(job, chunk);
     struct cstd_span_read *read = calloc(1, sizeof *read);
     Span__RowAsk ask = SPAN__ROW_ASK__INIT;
     Span__Key key = cstd_span_key(job);

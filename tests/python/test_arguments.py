@@ -56,6 +56,8 @@ JOB: dict[str, list[Wrong]] = {
     "world": integer("world", 32),
     "first_rank": integer("first_rank", 32),
     "all_ranks": integer("all_ranks", 32),
+    "copies": integer("copies", 32),
+    "block_ranks": integer("block_ranks", 32),
     "device": path("device"),
     "pool_bytes": integer("pool_bytes", 64),
     "chunk_elems": integer("chunk_elems", 64),
