@@ -377,9 +377,10 @@ void cstd_commit_resume(void *arg)
     {
         struct cst_err err = {0};
 
-        if (job->phase == CSTD_COMMIT_JOIN) {
+        if (job->phase >= CSTD_COMMIT_JOIN && job->span != NULL) {
             cstd_span_engine_up(job);
-        } else if (job->phase == CSTD_COMMIT_ENGINES && cstd_rank_devices_await(job, &err) != CST_EAGAIN) {
+        } else if (job->phase == CSTD_COMMIT_ENGINES &&
+                   cstd_rank_devices_await(job, &err) != CST_EAGAIN) {
             end_phase(job, &err);
         }
     }
@@ -551,7 +552,8 @@ static int make_ledger(struct cstd_job *job, struct cst_err *err)
     if (job->predecessor != NULL && cstd_reshape_take_configs(job, err) != CST_OK) {
         return err->status;
     }
-    /* What other nodes have told is not kept, so that a job on several nodes ends with the daemon. */
+    /* What other nodes have told is not kept, so that a job on several nodes ends with the daemon.
+     */
     return job->span == NULL && cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
 }
 

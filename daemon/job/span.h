@@ -28,8 +28,8 @@
 #include "offload/machines/members.h"
 
 #define CSTD_SPAN_TOKEN_BYTES 16
-/* Most messages of a later epoch that wait until it holds here, for each other machine. */
-#define CSTD_SPAN_MAX_EARLY 4096
+/* Most bytes of messages of a later epoch that wait until it holds here. */
+#define CSTD_SPAN_MAX_EARLY (16u << 20)
 /* Most reads of other nodes that wait for the window. */
 #define CSTD_SPAN_MAX_ASKS 1024
 /* The tag of the read for which the window is used, which is that of no request (pending.h). */
@@ -85,6 +85,7 @@ struct cstd_span {
     unsigned engine;                              /* The net engine; see has_engine. */
     bool has_engine;
     bool connects;               /* JOINING: remote segments are being mapped. */
+    uint64_t told_restarts;      /* Of the engine, when the others were last told of it. */
     bool told_net;               /* JOINING: the others were told of the engine. */
     uint32_t n_mounting;         /* JOINING: remote segments that the engine has not mapped yet. */
     struct cst_err failed;       /* A remote segment could not be mapped; or status 0. */
@@ -97,7 +98,7 @@ struct cstd_span {
     bool holds;        /* The epoch holds here. */
     bool busy;         /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
-    uint32_t n_early;
+    size_t early_bytes;
     /* Reads of states that are on other nodes, and of others of states that are here: span_read.c.
      */
     TAILQ_HEAD(, cstd_span_read) reads;

@@ -59,18 +59,19 @@ static void keep_early(struct cstd_span *span, uint32_t m, const uint8_t *body, 
 {
     struct cstd_span_early *early = malloc(sizeof *early + n);
 
-    if (early == NULL || span->n_early >= CSTD_SPAN_MAX_EARLY * span->n) {
+    if (early == NULL || span->early_bytes + n > CSTD_SPAN_MAX_EARLY) {
         free(early);
-        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(span->job),
-                       "a message of node '%s' is lost: no memory for those of the next epoch",
-                       cstd_span_name(span, m));
+        cstd_log_about(
+            CSTD_LOG_ERROR, CSTD_JOB_ABOUT(span->job),
+            "a message of node '%s' is lost: those of the next epoch take more than 16 MiB",
+            cstd_span_name(span, m));
         return;
     }
     early->machine = m;
     early->n = n;
     memcpy(early->body, body, n);
     TAILQ_INSERT_TAIL(&span->early, early, link);
-    span->n_early++;
+    span->early_bytes += n;
 }
 
 /* Give the core the messages that have waited for this epoch. */
@@ -81,7 +82,7 @@ static void take_early(struct cstd_job *job)
     TAILQ_HEAD(, cstd_span_early) now = TAILQ_HEAD_INITIALIZER(now);
 
     TAILQ_CONCAT(&now, &span->early, link);
-    span->n_early = 0;
+    span->early_bytes = 0;
     for (early = TAILQ_FIRST(&now); early != NULL; early = next) {
         Span__Core *core = span__core__unpack(NULL, early->n, early->body);
         struct cst_err err;
@@ -305,6 +306,9 @@ void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, boo
 
     if (machine != NULL && !up) {
         cstd_span_read_down(span->job, (uint32_t)(machine - span->machines));
+    }
+    if (machine != NULL && up && span->state == CSTD_SPAN_JOINED) {
+        cstd_span_tell_engine(span, (uint32_t)(machine - span->machines));
     }
     if (machine != NULL) {
         feed_members(span,

@@ -199,6 +199,7 @@ static int look(struct cstd_job *job, struct cst_err *err)
         }
     }
     span->told_net = true;
+    span->told_restarts = engine->n_restarts;
     return all_told(span) ? connect_all(job, err) : CST_EAGAIN;
 }
 
@@ -222,11 +223,72 @@ static void look_again(struct cstd_job *job)
     }
 }
 
+/* The engine was started again: the others must know how it is reached now. */
+static void tell_again(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    const struct cstd_engine *engine = &job->daemon->engines->v[span->engine];
+    struct cst_err unused;
+
+    if (engine->net->end.v == NULL || engine->n_restarts == span->told_restarts) {
+        return;
+    }
+    span->told_restarts = engine->n_restarts;
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].peer != NULL) {
+            /* If the link is down, it is told when that is up again. */
+            (void)tell_net(job, &span->machines[m], &unused);
+        }
+    }
+}
+
 void cstd_span_engine_up(struct cstd_job *job)
 {
-    if (job->span != NULL) {
+    if (job->span != NULL && job->span->state == CSTD_SPAN_JOINED) {
+        tell_again(job);
+    } else if (job->span != NULL) {
         look_again(job);
     }
+}
+
+void cstd_span_tell_engine(struct cstd_span *span, uint32_t m)
+{
+    struct cst_err unused;
+
+    if (span->job->daemon->engines->v[span->engine].net->end.v != NULL) {
+        (void)tell_net(span->job, &span->machines[m], &unused);
+    }
+}
+
+/* Another machine has another engine: what was being copied from it has failed, and the members
+ * begin anew. */
+static int take_engine(struct cstd_job *job, struct cstd_span_machine *machine,
+                       const Span__Net *net, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+    const uint32_t m = (uint32_t)(machine - span->machines);
+
+    if (net->first > 0 || (machine->end_bytes == net->end.len &&
+                           memcmp(machine->end, net->end.data, net->end.len) == 0)) {
+        return CST_OK;
+    }
+    free(machine->end);
+    machine->end = malloc(net->end.len + 1);
+    if (machine->end == NULL) {
+        machine->end_bytes = 0;
+        return cst_err_set(err, CST_ENOMEM, "no memory for the engine of node '%s'",
+                           span->names[m]);
+    }
+    memcpy(machine->end, net->end.data, net->end.len);
+    machine->end_bytes = net->end.len;
+    if (cstd_net_engine_add_peer(&job->daemon->engines->v[span->engine], m, span->token,
+                                 sizeof span->token, machine->end, machine->end_bytes,
+                                 err) != CST_OK) {
+        return err->status;
+    }
+    cstd_span_link(span, machine->peer, false);
+    cstd_span_link(span, machine->peer, true);
+    return CST_OK;
 }
 
 /* -- NET -------------------------------------------------------------------------------------- */
@@ -273,9 +335,9 @@ static int on_net(void *arg, struct cstd_machine *peer, const uint8_t *body, siz
     }
     job = cstd_span_job(arg, net->from);
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == net->from->life && machine->n_told < UINT32_MAX &&
-        job->span->state < CSTD_SPAN_JOINED) {
-        rc = take_net(job, machine, net, err);
+    if (machine != NULL && machine->life == net->from->life) {
+        rc = job->span->state == CSTD_SPAN_JOINED ? take_engine(job, machine, net, err)
+                                                  : take_net(job, machine, net, err);
     }
     span__net__free_unpacked(net, NULL);
     return rc;

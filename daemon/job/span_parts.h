@@ -29,6 +29,9 @@ const char *cstd_span_listen(const struct cstd_daemon *daemon);
 /* The link to @node is up, or down: tell the members. */
 void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up);
 
+/* Tell machine @m, whose link is up again, of the engine here. */
+void cstd_span_tell_engine(struct cstd_span *span, uint32_t m);
+
 /* Unmap the segments of other machines. */
 void cstd_span_forget_segments(struct cstd_span *span);
 
