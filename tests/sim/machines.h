@@ -28,7 +28,8 @@
 #define MACHINES_STAGING 80000
 #define MACHINES_TABLE 90000
 #define MACHINES_TAG_SHIFT 9
-#define MACHINES_TAG_READ 15 /* in the low bits of a tag: a READ of weights */
+#define MACHINES_TAG_WRITE 14 /* the same: a WRITE */
+#define MACHINES_TAG_READ 15  /* in the low bits of a tag: a READ of weights */
 
 /* Properties of a run. */
 struct machines_options {
@@ -104,7 +105,8 @@ struct machine {
     bool lost;      /* for good */
     bool adopted;   /* It has got ranks of another one, and rows for them. */
     uint32_t read_chunk;
-    bool reads; /* a READ of the chunk's weights was not answered */
+    uint32_t n_writes; /* WRITEs that were not answered */
+    bool reads;        /* a READ of the chunk's weights was not answered */
 };
 
 struct mmessage {
