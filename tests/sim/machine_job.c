@@ -177,10 +177,12 @@ void job_open_core(struct machines *sim, uint32_t m)
 /* Write the master weights of all tensors, before the first step. */
 void job_write(struct machines *sim, uint32_t m)
 {
+    sim->machines[m].n_writes = sim->n_chunks;
     for (uint32_t t = 0; t < sim->n_chunks; t++) {
         machines_feed(sim, m,
                       (struct cst_event){
                           .kind = CST_EV_WRITE,
+                          .tag = ++sim->tag << MACHINES_TAG_SHIFT | MACHINES_TAG_WRITE,
                           .tensor = t,
                           .row = CST_ROW_MASTER,
                           .n_elems = sim->model.tensors[t].n_elems,

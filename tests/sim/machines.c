@@ -165,6 +165,7 @@ static void stop(struct machines *sim, uint32_t m)
     cst_actions_close(&at->actions);
     at->core = NULL;
     at->reads = false;
+    at->n_writes = 0;
     for (uint32_t other = 0; other < sim->n; other++) {
         sim->links[m][other]++;
         sim->links[other][m]++;
