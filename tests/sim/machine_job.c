@@ -211,6 +211,7 @@ void job_draw(struct machines *sim)
     sim->micro_batches = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, 3);
     sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
     sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
+    sim->p_skip = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 4000);
     sim->quiet = machines_below(sim, 4);
     for (uint32_t m = 0; m < sim->n; m++) {
         struct machine *at = &sim->machines[m];

@@ -99,7 +99,7 @@ static void run(struct machines *sim, uint32_t m, uint32_t rank)
         return;
     }
     while (r->at < 2 * sim->n_chunks &&
-           !values_holds(sim, rank, sim->model.tensors[operator_at(sim, r->at)].chunk)) {
+           !values_uses(sim, r->step, rank, sim->model.tensors[operator_at(sim, r->at)].chunk)) {
         r->at++;
     }
     if (wavers(sim, m, rank)) {

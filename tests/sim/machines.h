@@ -126,6 +126,7 @@ struct machines {
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
+    unsigned p_skip;      /* chance of a chunk that nobody uses in a step, per 10000 */
     uint64_t told;        /* the last step that a rank was told as committed */
     uint32_t quiet;       /* chance of a delay of 0 in four */
     bool harmless;        /* Nothing fails in this run. */
@@ -212,8 +213,8 @@ uint64_t values_state(uint64_t state, uint64_t sum);
 uint64_t values_weight(uint64_t state);
 /* The number in the job of rank @rank of machine @m. */
 uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank);
-/* True if the rank with number @rank on its machine holds @chunk. */
-bool values_holds(const struct machines *sim, uint32_t rank, uint32_t chunk);
+/* True if the rank with number @rank on its machine uses @chunk in @step. */
+bool values_uses(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk);
 /* Bytes of an element of the weights, or of a partial and of the sum, of @chunk. */
 uint64_t values_bytes(const struct machines *sim, uint32_t chunk, bool weights);
 /* True if @chunk is trained. */
