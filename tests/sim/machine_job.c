@@ -213,6 +213,7 @@ void job_draw(struct machines *sim)
     sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
     sim->p_skip = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 4000);
     sim->quiet = machines_below(sim, 4);
+    sim->slow = machines_below(sim, 3) == 0 ? 40 : 1;
     for (uint32_t m = 0; m < sim->n; m++) {
         struct machine *at = &sim->machines[m];
 

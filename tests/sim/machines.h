@@ -126,13 +126,14 @@ struct machines {
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
-    unsigned p_skip;      /* chance of a chunk that nobody uses in a step, per 10000 */
-    uint64_t told;        /* the last step that a rank was told as committed */
-    uint32_t quiet;       /* chance of a delay of 0 in four */
-    bool harmless;        /* Nothing fails in this run. */
-    uint32_t fatal;       /* So many updates until one fails, and the job with it; 0: none does. */
-    bool failed;          /* That has happened. */
-    bool loses;           /* A machine can be lost for good in this run. */
+    uint32_t slow;   /* by how much copies from other machines are slower than other commands */
+    unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
+    uint64_t told;   /* the last step that a rank was told as committed */
+    uint32_t quiet;  /* chance of a delay of 0 in four */
+    bool harmless;   /* Nothing fails in this run. */
+    uint32_t fatal;  /* So many updates until one fails, and the job with it; 0: none does. */
+    bool failed;     /* That has happened. */
+    bool loses;      /* A machine can be lost for good in this run. */
     bool single[MACHINES_CHUNKS]; /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
