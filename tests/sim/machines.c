@@ -224,6 +224,9 @@ static void restart(struct machines *sim, uint32_t m)
 
     if (record.failed != 0) {
         at->lost = true; /* A job that has failed is not revived. */
+        sim->unheard = true;
+        sim->members &= ~cst_machine_bit(m);
+        new_epoch(sim);
         return;
     }
     job_adopt(sim, m);
@@ -393,7 +396,8 @@ static void check_end(struct machines *sim, uint64_t bytes)
         }
         cst_core_stats(sim->machines[m].core, &stats);
         if (sim->failed) {
-            if (stats.phase != CST_PHASE_FAILED || stats.commands_in_flight > 0) {
+            if ((stats.phase != CST_PHASE_FAILED && !sim->unheard) ||
+                stats.commands_in_flight > 0) {
                 machines_fail(sim, "machine %u: the job has failed, but not here", m);
             }
             continue;

@@ -133,6 +133,7 @@ struct machines {
     bool harmless;   /* Nothing fails in this run. */
     uint32_t fatal;  /* So many updates until one fails, and the job with it; 0: none does. */
     bool failed;     /* That has happened. */
+    bool unheard;    /* And the machine was killed, perhaps before it could tell the others. */
     bool loses;      /* A machine can be lost for good in this run. */
     bool single[MACHINES_CHUNKS]; /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
