@@ -166,6 +166,7 @@ static void stop(struct machines *sim, uint32_t m)
     at->core = NULL;
     at->reads = false;
     at->n_writes = 0;
+    sim->unheard = sim->unheard || at->record.failed != 0;
     for (uint32_t other = 0; other < sim->n; other++) {
         sim->links[m][other]++;
         sim->links[other][m]++;
@@ -224,7 +225,6 @@ static void restart(struct machines *sim, uint32_t m)
 
     if (record.failed != 0) {
         at->lost = true; /* A job that has failed is not revived. */
-        sim->unheard = true;
         sim->members &= ~cst_machine_bit(m);
         new_epoch(sim);
         return;
