@@ -23,8 +23,7 @@ static uint64_t tiles_of(const struct cst_core *core, uint32_t c)
     return n;
 }
 
-/* A sum in a row of another format than that of contributions is fp32, so that it is rounded once.
- */
+/* A sum of several contributions is fp32, so that it is rounded once. */
 static int check(const struct cst_core *core, const struct cst_core_config *config,
                  struct cst_err *err)
 {
@@ -450,6 +449,7 @@ static void copy_sum(struct cst_core *core, uint32_t c, struct cst_place from)
     copy->dst[copy->n_dst++] = row_place(core, c, 0);
     copy->bytes = cst_layout_grad_bytes(core->layout, &core->layout->chunks[c]);
     core->partials.chunks[c].state = CST_PARTIALS_COPYING;
+    cst_chunk_update_before(copy, &core->chunks[c].update);
     cst_collection_replacing(core, c, copy->ticket);
 }
 
@@ -506,6 +506,7 @@ static void sum_copied(struct cst_core *core, const struct cst_flight *flight,
     if (current && event->status == CST_OK) {
         core->partials.chunks[flight->chunk].state = CST_PARTIALS_WHOLE;
     }
+    cst_collection_wake(core); /* Contributions can be added to the row again. */
     cst_fact_gradient(&core->facts, flight->chunk);
 }
 

@@ -34,7 +34,7 @@ static bool can_add(const struct cst_core *core, uint32_t rank, uint32_t b)
     const struct cst_block *block = &core->ranks[rank].pool.blocks[b];
     const struct cst_chunk *chunk = &core->chunks[block->chunk];
 
-    return chunk->gradient.reduce_ticket == 0 &&
+    return chunk->gradient.reduce_ticket == 0 && chunk->gradient.spill_ticket == 0 &&
            block->addend < chunk->gradient.first + chunk->n_in_sum &&
            cst_collection_first_missing(core, block->chunk, rank) == CST_SET_MAX;
 }

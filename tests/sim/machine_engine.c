@@ -430,6 +430,7 @@ void engine_begin(struct machines *sim, uint32_t m, uint32_t j)
 {
     struct machine *at = &sim->machines[m];
     struct mjob *job = &at->jobs[j];
+    uint32_t most = 100000 * (job->other != m ? sim->slow : 1);
 
     job->runs = true;
     switch (job->command.kind) {
@@ -459,7 +460,7 @@ void engine_begin(struct machines *sim, uint32_t m, uint32_t j)
         !job->failed) {
         job->changes = source_changes(sim, m, job);
     }
-    moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 100000),
+    moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, most),
                                                 .kind = MOMENT_END,
                                                 .node = m,
                                                 .what = at->life << 16 | j});

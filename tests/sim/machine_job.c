@@ -177,10 +177,12 @@ void job_open_core(struct machines *sim, uint32_t m)
 /* Write the master weights of all tensors, before the first step. */
 void job_write(struct machines *sim, uint32_t m)
 {
+    sim->machines[m].n_writes = sim->n_chunks;
     for (uint32_t t = 0; t < sim->n_chunks; t++) {
         machines_feed(sim, m,
                       (struct cst_event){
                           .kind = CST_EV_WRITE,
+                          .tag = ++sim->tag << MACHINES_TAG_SHIFT | MACHINES_TAG_WRITE,
                           .tensor = t,
                           .row = CST_ROW_MASTER,
                           .n_elems = sim->model.tensors[t].n_elems,
@@ -209,7 +211,9 @@ void job_draw(struct machines *sim)
     sim->micro_batches = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, 3);
     sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
     sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
+    sim->p_skip = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 4000);
     sim->quiet = machines_below(sim, 4);
+    sim->slow = machines_below(sim, 3) == 0 ? 40 : 1;
     for (uint32_t m = 0; m < sim->n; m++) {
         struct machine *at = &sim->machines[m];
 

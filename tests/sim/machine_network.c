@@ -88,9 +88,6 @@ void network_deliver_held(struct machines *sim, uint32_t m)
     struct mmessage *message;
 
     while ((message = find_held(sim, m)) != NULL) {
-        message->held = false;
-        moments_push(&sim->moments, (struct moment){.at = sim->now,
-                                                    .kind = MOMENT_MESSAGE,
-                                                    .what = (uint64_t)(message - sim->messages)});
+        network_deliver(sim, (uint32_t)(message - sim->messages));
     }
 }

@@ -99,7 +99,7 @@ static void run(struct machines *sim, uint32_t m, uint32_t rank)
         return;
     }
     while (r->at < 2 * sim->n_chunks &&
-           !values_holds(sim, rank, sim->model.tensors[operator_at(sim, r->at)].chunk)) {
+           !values_uses(sim, r->step, rank, sim->model.tensors[operator_at(sim, r->at)].chunk)) {
         r->at++;
     }
     if (wavers(sim, m, rank)) {
@@ -145,6 +145,10 @@ static void computed(struct machines *sim, uint32_t m, uint32_t rank)
 
 static void come(struct machines *sim, uint32_t m, uint32_t rank)
 {
+    if (sim->machines[m].n_writes > 0) {
+        turn(sim, m, rank, MOMENT_RETURN, 50000); /* First the weights are written. */
+        return;
+    }
     sim->machines[m].ranks[rank].state = MRANK_IDLE;
     machines_feed(sim, m, (struct cst_event){.kind = CST_EV_ATTACH, .rank = rank});
     go(sim, m, rank, 10000);
@@ -233,6 +237,10 @@ void ranks_answer(struct machines *sim, uint32_t m, const struct cst_reply *repl
     struct machine *at = &sim->machines[m];
     struct mrank *r = &at->ranks[rank];
 
+    if ((reply->tag & 15) == MACHINES_TAG_WRITE) {
+        at->n_writes--;
+        return;
+    }
     if ((reply->tag & 15) == MACHINES_TAG_READ) {
         machines_read(sim, m, reply);
         return;

@@ -36,9 +36,14 @@ uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank)
     return (uint32_t)__builtin_ctzll(blocks) * sim->block_ranks + rank % sim->block_ranks;
 }
 
-bool values_holds(const struct machines *sim, uint32_t rank, uint32_t chunk)
+static bool skips(const struct machines *sim, uint64_t step, uint32_t chunk)
 {
-    return !sim->single[chunk] || rank == 0;
+    return memory_mix(memory_mix(sim->options.seed, step), 5000 + chunk) % 10000 < sim->p_skip;
+}
+
+bool values_uses(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk)
+{
+    return (!sim->single[chunk] || rank == 0) && !skips(sim, step, chunk);
 }
 
 uint64_t values_bytes(const struct machines *sim, uint32_t chunk, bool weights)
@@ -68,7 +73,7 @@ bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, u
     uint64_t salt = memory_mix(sim->options.seed * 64 + rank, step * 256 + micro * 16 + chunk);
 
     return values_trained(sim, chunk) && salt % 10000 >= sim->p_leave_out &&
-           (!sim->single[chunk] || is_first(sim, rank));
+           !skips(sim, step, chunk) && (!sim->single[chunk] || is_first(sim, rank));
 }
 
 uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,

@@ -28,7 +28,8 @@
 #define MACHINES_STAGING 80000
 #define MACHINES_TABLE 90000
 #define MACHINES_TAG_SHIFT 9
-#define MACHINES_TAG_READ 15 /* in the low bits of a tag: a READ of weights */
+#define MACHINES_TAG_WRITE 14 /* the same: a WRITE */
+#define MACHINES_TAG_READ 15  /* in the low bits of a tag: a READ of weights */
 
 /* Properties of a run. */
 struct machines_options {
@@ -104,7 +105,8 @@ struct machine {
     bool lost;      /* for good */
     bool adopted;   /* It has got ranks of another one, and rows for them. */
     uint32_t read_chunk;
-    bool reads; /* a READ of the chunk's weights was not answered */
+    uint32_t n_writes; /* WRITEs that were not answered */
+    bool reads;        /* a READ of the chunk's weights was not answered */
 };
 
 struct mmessage {
@@ -124,12 +126,15 @@ struct machines {
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
-    uint64_t told;        /* the last step that a rank was told as committed */
-    uint32_t quiet;       /* chance of a delay of 0 in four */
-    bool harmless;        /* Nothing fails in this run. */
-    uint32_t fatal;       /* So many updates until one fails, and the job with it; 0: none does. */
-    bool failed;          /* That has happened. */
-    bool loses;           /* A machine can be lost for good in this run. */
+    uint32_t slow;   /* by how much copies from other machines are slower than other commands */
+    unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
+    uint64_t told;   /* the last step that a rank was told as committed */
+    uint32_t quiet;  /* chance of a delay of 0 in four */
+    bool harmless;   /* Nothing fails in this run. */
+    uint32_t fatal;  /* So many updates until one fails, and the job with it; 0: none does. */
+    bool failed;     /* That has happened. */
+    bool unheard;    /* And the machine was killed, perhaps before it could tell the others. */
+    bool loses;      /* A machine can be lost for good in this run. */
     bool single[MACHINES_CHUNKS]; /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
@@ -210,8 +215,8 @@ uint64_t values_state(uint64_t state, uint64_t sum);
 uint64_t values_weight(uint64_t state);
 /* The number in the job of rank @rank of machine @m. */
 uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank);
-/* True if the rank with number @rank on its machine holds @chunk. */
-bool values_holds(const struct machines *sim, uint32_t rank, uint32_t chunk);
+/* True if the rank with number @rank on its machine uses @chunk in @step. */
+bool values_uses(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk);
 /* Bytes of an element of the weights, or of a partial and of the sum, of @chunk. */
 uint64_t values_bytes(const struct machines *sim, uint32_t chunk, bool weights);
 /* True if @chunk is trained. */
