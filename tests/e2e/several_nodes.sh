@@ -4,52 +4,13 @@
 # a job with all ranks on one node and the same rank blocks; parts that differ are refused by name.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
+# shellcheck source=tests/e2e/several.sh
+. "${srcdir:-.}/tests/e2e/several.sh"
 [ -x ./cistern-gpt ] || skip "built without cistern-gpt"
 need jq
 
 model=(--layers 16 --heads 2 --width 64 --context 32 --batch 2 --steps 5 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000)
 write_text 400
-
-# Start the daemon of node $1.
-start_node() {
-    mkdir "$tmp/$1" "$tmp/$1/run"
-    ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
-    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = trusted\n' \
-        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" >"$tmp/$1/conf"
-    : >"$tmp/$1/nodes"
-    start "$1" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
-    await "$1" READY=1
-}
-
-# The command cistern of node $1.
-on() {
-    local node=$1
-    shift
-    ./cistern --socket "$tmp/$node/run/cistern.sock" "$@"
-}
-
-# Let all nodes "$@" know each other.
-acquaint() {
-    local one other
-    for one in "$@"; do
-        for other in "$@"; do
-            [ "$one" = "$other" ] ||
-                on "$one" node add "$other" "$(on "$other" node list --json | jq -r '.[] | select(.state == "self").address')" \
-                    "$(sed -n 's/^fingerprint //p' "$tmp/$other/key")" >"$tmp/added.log" || fail "node add $other"
-        done
-    done
-    for one in "$@"; do
-        poll all_up "$one" $(($# - 1))
-    done
-}
-
-has_no_job() {
-    [ "$(on "$1" jobs --json | jq length)" = 0 ]
-}
-
-all_up() {
-    [ "$(on "$1" node list --json | jq '[.[] | select(.state == "up")] | length')" = "$2" ]
-}
 
 # Train job $1 with 4 ranks, as many on each of the nodes "${nodes[@]}", and with the options "$@" from the second on.
 train() {

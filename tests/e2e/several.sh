@@ -1,0 +1,47 @@
+# shellcheck shell=bash
+# Functions for scripts with several nodes: daemons on ports of this machine that have links to each other. Sourced after lib.sh.
+# shellcheck disable=SC2154 # tmp and line, which lib.sh sets
+
+# Start the daemon of node $1. Sets node_pid.
+start_node() {
+    mkdir "$tmp/$1" "$tmp/$1/run"
+    ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
+    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = trusted\n' \
+        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" >"$tmp/$1/conf"
+    : >"$tmp/$1/nodes"
+    start "$1" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
+    await "$1" 'PID=*'
+    # shellcheck disable=SC2034 # for the caller
+    node_pid=${line#PID=}
+    await "$1" READY=1
+}
+
+# The command cistern of node $1.
+on() {
+    local node=$1
+    shift
+    ./cistern --socket "$tmp/$node/run/cistern.sock" "$@"
+}
+
+# Let all nodes "$@" know each other.
+acquaint() {
+    local one other
+    for one in "$@"; do
+        for other in "$@"; do
+            [ "$one" = "$other" ] ||
+                on "$one" node add "$other" "$(on "$other" node list --json | jq -r '.[] | select(.state == "self").address')" \
+                    "$(sed -n 's/^fingerprint //p' "$tmp/$other/key")" >"$tmp/added.log" || fail "node add $other"
+        done
+    done
+    for one in "$@"; do
+        poll all_up "$one" $(($# - 1))
+    done
+}
+
+has_no_job() {
+    [ "$(on "$1" jobs --json | jq length)" = 0 ]
+}
+
+all_up() {
+    [ "$(on "$1" node list --json | jq '[.[] | select(.state == "up")] | length')" = "$2" ]
+}
