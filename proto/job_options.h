@@ -12,7 +12,7 @@
 #include <protobuf-c/protobuf-c.h>
 
 enum {
-    CST_JOB_MAX_WORLD = CST_SET_MAX, /* Most ranks of a job on one node. */
+    CST_JOB_MAX_WORLD = CST_SET_MAX,          /* Most ranks of a job on one node. */
     CST_JOB_MAX_ALL_RANKS = 64 * CST_SET_MAX, /* On all nodes. */
     CST_MAX_COPIES = 64,                      /* Nodes that have the same states. */
 };

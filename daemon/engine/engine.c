@@ -150,9 +150,7 @@ static int start_process(struct cstd_engine *engine, struct cst_err *err)
     bool net = cstd_net_is(engine->device);
     bool gpu = cstd_engine_is_gpu(engine) && !paced && !disk && !net;
     char rates[CSTD_PACED_ARGUMENT];
-    char *argv[4] = {net   ? engines->net_program
-                     : gpu ? engines->gpu_program
-                           : engines->program};
+    char *argv[4] = {net ? engines->net_program : gpu ? engines->gpu_program : engines->program};
 
     if (paced) {
         argv[1] = (char *)(uintptr_t) "--paced";

@@ -159,8 +159,8 @@ struct cst_job_updates {
     uint32_t micro_batches;
     /* Number of consecutive ranks, counted through all nodes, whose gradients are added first, from
      * left to right; then these sums are added from left to right. Gradients then have the same
-     * bits, however many nodes the ranks are on. Each node has a multiple of it (CST_EINVAL). 0: all
-     * ranks of a node. Equal in all ranks. */
+     * bits, however many nodes the ranks are on. Each node has a multiple of it (CST_EINVAL). 0:
+     * all ranks of a node. Equal in all ranks. */
     uint32_t block_ranks;
     /* The time at which chunks are updated. Equal in all ranks. */
     enum cst_overlap overlap;

@@ -67,7 +67,7 @@ struct cst_tile_work {
     /* REDUCE: the place of rows.grad or rows.grad_f32, if that is not the grad row of the table;
      * else CST_PLACE_NONE. */
     struct cst_place row;
-    bool elsewhere;  /* UPDATE: out of place, from `rows` to `out`, without marks. */
+    bool elsewhere; /* UPDATE: out of place, from `rows` to `out`, without marks. */
     /* UPDATE in place: rows.weight, or rows.master of fp32 tensors, is the second weight row. */
     bool other_weight;
     /* UPDATE: a tile whose gradients exceed proto/grad_limit.h keeps its states, and its weights

@@ -91,7 +91,7 @@ struct cst_core {
     uint32_t n_trained;     /* Chunks that are not frozen. */
     uint64_t n_blocks;      /* Number of blocks in all pools. */
     uint32_t micro_batches; /* Maximum number of micro-batches of a step; at least 1. */
-    bool grad_fp32;   /* Grad rows are fp32, so contributions can be added to them one by one. */
+    bool grad_fp32; /* Grad rows are fp32, so contributions can be added to them one by one. */
     /* Contributions can be added before all of a sum have come: grad rows are fp32, or each is
      * alone in its rank block. */
     bool adds_singly;

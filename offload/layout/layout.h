@@ -377,7 +377,7 @@ struct cst_layout {
      * does. */
     struct cst_layout_row *landings;
     uint32_t n_landings; /* CST_LAYOUT_LANDINGS per contribution of a sum; 0: there are none. */
-    enum cst_layout_landings lands; /* As configured. */
+    enum cst_layout_landings lands;      /* As configured. */
     struct cst_layout_machines machines; /* As configured. */
     struct cst_layout_partials partials; /* As configured. */
     /* Of chunk c, the sum of rank block b > 0 that is here at c x (partials.n_here - 1) + b - 1:
