@@ -214,6 +214,16 @@ static const struct cstd_core_driver_ops core_ops = {.settled = on_settled,
                                                      .copied = cstd_state_copy_reply,
                                                      .lost = on_lost};
 
+static void on_removed_there(struct cstd_job *job, const struct cst_err *why)
+{
+    cstd_job_remove(job, 0, why);
+}
+
+static const struct cstd_span_ops span_ops = {.met = cstd_commit_met,
+                                              .feed = cstd_job_feed,
+                                              .reply = cstd_core_driver_reply,
+                                              .removed = on_removed_there};
+
 struct cstd_modules {
     struct cstd_budget host, pool;
     struct cstd_remains remains;
@@ -361,7 +371,7 @@ int cstd_daemon_open(struct cstd_daemon *daemon, const struct cstd_settings *con
         goto err_after_server;
     }
     if (daemon->links != NULL) {
-        cstd_span_handle(daemon);
+        cstd_span_handle(daemon, &span_ops);
     }
     cstd_notify_init(&daemon->notify, &daemon->loop);
     if (config->handover) {

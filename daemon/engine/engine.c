@@ -214,7 +214,23 @@ static void keep_end(struct cstd_engine *engine, const Engine__NetEnd *end)
 
     if (n > 0 && n <= sizeof packed) {
         (void)engine__net_end__pack(end, packed);
-        cstd_net_engine_ready(engine, packed, n);
+        if (cstd_net_bytes_keep(&engine->net->end, packed, n) != CST_OK) {
+            cstd_log(CSTD_LOG_ERROR, "engine %u: no memory for its address", engine->index);
+            cstd_process_kill(engine->process);
+        }
+    }
+}
+
+/* Tell the new process of a network what its predecessor was told. */
+static void tell_peers(struct cstd_engine *engine)
+{
+    for (uint32_t m = 0; engine->net != NULL && m < CSTD_NET_MACHINES; m++) {
+        const struct cstd_net_bytes *peer = &engine->net->peers[m];
+
+        if (peer->v != NULL) {
+            (void)cstd_engine_send_bytes(engine, ENGINE__MSG_TYPE__ENGINE_PEER_ADD, m, peer->v,
+                                         peer->n);
+        }
     }
 }
 
@@ -257,9 +273,7 @@ static void on_ready(struct cstd_engine *engine, const struct cst_frame *frame)
              engine->index, engine->device, cstd_engine_is_gpu(engine) ? ", " : "", engine->os_node,
              engine->threads, engine->copy_threads, engine->isa);
     engine->state = CSTD_ENGINE_MOUNTING;
-    if (engine->net != NULL) {
-        cstd_net_engine_tell(engine);
-    }
+    tell_peers(engine);
     cstd_mounts_renew(engine);
     if (engine->unsettled && engine->engines->settled) { /* Settled meanwhile. */
         (void)cstd_engine_send(engine, ENGINE__MSG_TYPE__ENGINE_SETTLED, 0, NULL, -1);
@@ -463,7 +477,7 @@ static void end_process(struct cstd_engine *engine)
 {
     engine->process = NULL;
     if (engine->net != NULL) {
-        cstd_net_engine_ended(engine);
+        cstd_net_bytes_forget(&engine->net->end);
     }
     /* The dead process cannot clear its own slot, and the copies that it announced would slow down
      * the nodes' updates forever. */

@@ -6,7 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/engine/engines.h"
 #include "daemon/engine/net_engine.h"
-#include "daemon/job/commit.h"
+#include "daemon/engine/net_peers.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/span_parts.h"
@@ -113,7 +113,7 @@ static void on_down(struct cstd_links_watch *watch, struct cstd_machine *peer,
     }
     (void)cst_err_set(&err, CST_ECONN, "job '%s': the link to node '%s' is down: %s",
                       span->job->name, peer->entry.name, why->text);
-    cstd_commit_met(span->job, &err);
+    span->job->daemon->span_ops->met(span->job, &err);
 }
 
 /* Nobody drains a node away from a job: its jobs end first. */
@@ -395,7 +395,7 @@ static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Spa
         rc = number(job, &err);
     }
     if (rc != CST_EAGAIN && (rc != CST_OK || span->state == CSTD_SPAN_PLANNING)) {
-        cstd_commit_met(job, &err);
+        job->daemon->span_ops->met(job, &err);
     }
 }
 
@@ -485,7 +485,7 @@ static int take_chunks(struct cstd_job *job, struct cstd_machine *peer, const Sp
            chunks->n_class_elems * sizeof *span->class_elems);
     memcpy(span->token, chunks->token.data, sizeof span->token);
     if (job->phase == CSTD_COMMIT_CHUNKS) {
-        cstd_commit_met(job, &(struct cst_err){0});
+        job->daemon->span_ops->met(job, &(struct cst_err){0});
     }
     return CST_OK;
 }
@@ -595,12 +595,12 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
         (void)cst_err_set(&why, gone->status, "node '%s': %s", peer->entry.name, gone->why);
         job->span->gone = why;
         if (gone->removed) {
-            cstd_job_remove(job, 0, &why);
+            job->daemon->span_ops->removed(job, &why);
         } else if (job->span->state == CSTD_SPAN_JOINED) {
             cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);
             cstd_span_link(job->span, peer, false);
         } else {
-            cstd_commit_met(job, &why);
+            job->daemon->span_ops->met(job, &why);
         }
     }
     span__gone__free_unpacked(gone, NULL);
@@ -645,8 +645,9 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
     free(span);
 }
 
-void cstd_span_handle(struct cstd_daemon *daemon)
+void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *ops)
 {
+    daemon->span_ops = ops;
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_HERE, on_here, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_CHUNKS, on_chunks, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_GONE, on_gone, daemon);

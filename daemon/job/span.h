@@ -110,8 +110,20 @@ struct cstd_span {
     struct cst_err gone; /* Why another part is gone; status 0: none is. */
 };
 
-/* Take the messages about jobs. Called once, when @daemon has links. */
-void cstd_span_handle(struct cstd_daemon *daemon);
+/* What a span asks of the job's other parts. */
+struct cstd_span_ops {
+    /* What the commit of @job waits for has come, or *@err says why it will not (commit.h). */
+    void (*met)(struct cstd_job *job, const struct cst_err *err);
+    /* Give @event to the core of @job (core_driver.h). */
+    void (*feed)(struct cstd_job *job, struct cst_event *event);
+    /* Answer the request that @reply is for (core_driver.h). */
+    void (*reply)(struct cstd_daemon *daemon, const struct cst_reply *reply);
+    /* Somebody wants the job to end on all nodes, because of @why. */
+    void (*removed)(struct cstd_job *job, const struct cst_err *why);
+};
+
+/* Take the messages about jobs, and call @ops. Called once, when @daemon has links. */
+void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *ops);
 
 /* True if @job has ranks on other nodes. */
 bool cstd_span_is_wanted(const struct cstd_job *job);

@@ -2,7 +2,6 @@
 /* What the cores of a job on several nodes tell each other, and who its members are. */
 #include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
-#include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_message.h"
 #include "daemon/job/span_parts.h"
@@ -50,7 +49,7 @@ static int feed(struct cstd_job *job, uint32_t m, const Span__Core *core, struct
     int rc = cstd_span_read_core(core, &job->span->machines[m], &message, err);
 
     if (rc == CST_OK) {
-        cstd_job_feed(job, &event);
+        job->daemon->span_ops->feed(job, &event);
     }
     return rc == CST_EAGAIN ? CST_OK : rc;
 }
@@ -162,7 +161,7 @@ static void on_holds(struct cstd_span *span, const struct cst_members_action *ac
     CST_SET_EACH (m, &action->epoch->members) {
         event.members |= UINT64_C(1) << m;
     }
-    cstd_job_feed(span->job, &event);
+    span->job->daemon->span_ops->feed(span->job, &event);
     if (span->job->state == CSTD_JOB_READY) {
         take_early(span->job);
     }

@@ -3,7 +3,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/engine/engines.h"
 #include "daemon/engine/net_engine.h"
-#include "daemon/job/commit.h"
+#include "daemon/engine/net_peers.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/memory/staging.h"
@@ -85,7 +85,7 @@ static void on_mounted(struct cstd_segment *segment)
         return;
     }
     span->state = span->failed.status == CST_OK ? CSTD_SPAN_JOINED : span->state;
-    cstd_commit_met(job, &span->failed);
+    job->daemon->span_ops->met(job, &span->failed);
 }
 
 /* Make the window from which the others copy what they have asked for. */
@@ -219,7 +219,7 @@ static void look_again(struct cstd_job *job)
 
     if (job->span->state == CSTD_SPAN_JOINING && job->span->n_mounting == 0 &&
         look(job, &err) != CST_EAGAIN) {
-        cstd_commit_met(job, &err);
+        job->daemon->span_ops->met(job, &err);
     }
 }
 

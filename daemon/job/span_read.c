@@ -11,7 +11,6 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/engines.h"
-#include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/memory/staging.h"
@@ -56,7 +55,7 @@ static void answer(struct cstd_job *job, struct cstd_span_read *read, const stru
 
     TAILQ_REMOVE(&job->span->reads, read, link);
     free(read);
-    cstd_core_driver_reply(job->daemon, &reply);
+    job->daemon->span_ops->reply(job->daemon, &reply);
 }
 
 /* The machine from which states of @chunk are read: the first that has them and a link. */
@@ -221,7 +220,7 @@ static void serve_next(struct cstd_job *job)
     ask->event.kind = CST_EV_READ;
     ask->event.tag = CSTD_SPAN_READ_TAG;
     ask->event.place.segment = span->window->id;
-    cstd_job_feed(job, &ask->event);
+    job->daemon->span_ops->feed(job, &ask->event);
 }
 
 /* Forget the first read, and begin the next one. */
