@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of a span share: span.c (meeting, the end), span_join.c (engines), span_core.c
- * (members and cores). Loop thread only. */
+/* What the files of a span share: span_find.c (which part is meant), span.c (meeting, the end),
+ * span_join.c (engines), span_core.c (members and cores). Loop thread only. */
 #ifndef CSTD_SPAN_PARTS_H
 #define CSTD_SPAN_PARTS_H
 
