@@ -92,7 +92,7 @@ class Job(Edges, States, Units):
         self.optimizer = Optimizer(spec.optimizer)
         self.rank: int = spec.rank
         self.world: int = spec.world  #: Number of ranks on this node.
-        self.all_ranks: int = spec.nodes.all_ranks or spec.world  #: Number of ranks on all nodes.
+        self.all_ranks: int = spec.all_ranks or spec.world  #: Number of ranks on all nodes.
         Edges.__init__(self)
         self._declarations = Declared()
         self._left = self.committed = False  # ``leave`` and ``commit`` have ended in this process.
