@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A job on several machines, as the core of one of them sees it: which machines there are, and what
  * their cores tell each other. Each machine has a core of its own, which knows the ranks on that
- * machine alone, numbered from 0. All have the same model and the same chunks. offload/core/agreement.h, offload/gradient/partials.h and offload/update/replicas.h
- * send and receive the messages.
+ * machine alone, numbered from 0. All have the same model and the same chunks.
+ * offload/core/agreement.h, offload/gradient/partials.h and offload/update/replicas.h send and
+ * receive the messages.
  *
  * Words. The *home* of a chunk is the machine that adds its gradients and tells the others its
  * weights: the first of those with its states that is a member of the job. The others with its
