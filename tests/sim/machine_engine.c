@@ -399,13 +399,13 @@ static void end_update(struct machines *sim, uint32_t m, struct mjob *job)
     uint32_t c = job->command.chunk;
 
     if (sim->fatal > 0 && --sim->fatal == 0) {
-        job->failed = sim->failed = true;
+        job->failed = true; /* It has changed nothing. */
     }
     if (at->grads[c].changes != job->changes) {
         machines_fail(sim, "machine %u: the gradient of chunk %u changed during its update", m, c);
     }
-    memory_end(&at->states[c], job->failed ? MEMORY_GARBAGE : job->value);
-    memory_end(&at->weights[c], job->failed ? MEMORY_GARBAGE : values_weight(job->value));
+    memory_end(&at->states[c], job->failed ? at->states[c].value : job->value);
+    memory_end(&at->weights[c], job->failed ? at->weights[c].value : values_weight(job->value));
     if (job->failed) {
         return;
     }
@@ -504,6 +504,7 @@ void engine_tell(struct machines *sim, uint32_t m, uint32_t j)
                                         : job.failed  ? CST_ECONN
                                                       : CST_OK};
 
+    sim->failed = sim->failed || (job.failed && job.command.kind == CST_COMMAND_UPDATE);
     if (job.command.kind == CST_COMMAND_NORM) {
         event.value = norm_of(sim, m);
     }

@@ -30,6 +30,8 @@ static struct cst_reply replies[8];
 static struct cst_machine_message told[16];
 static uint64_t tickets[MOST];
 static uint32_t n_replies, n_told, n_tickets;
+static struct cst_command commands[8]; /* The first ones of the last event. */
+static uint32_t n_commands;
 
 static void setup(void)
 {
@@ -204,7 +206,7 @@ static void feed(struct cst_event event)
     const char *broken;
 
     event.now = 1;
-    n_replies = n_told = 0;
+    n_replies = n_told = n_commands = 0;
     cst_core_step(core, &event, &actions);
     for (size_t i = 0; i < actions.n; i++) {
         const struct cst_action *a = &actions.v[i];
@@ -215,6 +217,9 @@ static void feed(struct cst_event event)
             told[n_told++] = a->tell.message;
         } else if (a->kind == CST_ACT_COMMAND && !a->command.promised) {
             ck_assert_uint_lt(n_tickets, MOST);
+            if (n_commands < 8) {
+                commands[n_commands++] = a->command;
+            }
             tickets[n_tickets++] = a->command.ticket;
         }
     }
@@ -460,6 +465,48 @@ START_TEST(wrong_messages)
 }
 END_TEST
 
+/* A buddy copies the sum when the update that reads its grad row is done, also if there is no
+ * contribution here. Nothing is added to the row before the copy is over, in another attempt
+ * either. */
+START_TEST(sum_waits)
+{
+    static const double squares[2] = {1, 2};
+    struct cst_machine_message message = {
+        .kind = CST_MESSAGE_SUMMED, .attempt = 1, .squares = squares, .n_squares = 2};
+    uint64_t update = 0, copy;
+
+    how.machines.copies = machines.copies = 2;
+    come_to_ready();
+    hear((struct cst_machine_message){
+        .kind = CST_MESSAGE_COMMIT, .attempt = 1, .decision = decision_of_step()});
+    ck_assert_uint_eq(n_commands, CHUNKS);
+    for (uint32_t i = 0; i < CHUNKS; i++) {
+        ck_assert_int_eq(commands[i].kind, CST_COMMAND_UPDATE);
+        update = commands[i].chunk == 0 ? commands[i].ticket : update;
+    }
+    (void)ask(CST_EV_STEP, 0, 0);
+    message.step = 1;
+    hear(message);
+    ck_assert_uint_eq(n_commands, 1);
+    ck_assert_int_eq(commands[0].kind, CST_COMMAND_COPY);
+    ck_assert_uint_eq(commands[0].node, ENGINE);
+    ck_assert_uint_eq(commands[0].after[0], update);
+    copy = commands[0].ticket;
+    feed((struct cst_event){.kind = CST_EV_DEAD});
+    feed((struct cst_event){.kind = CST_EV_ATTACH});
+    (void)ask(CST_EV_SYNC, 0, 0);
+    hear((struct cst_machine_message){.kind = CST_MESSAGE_START, .attempt = 2, .step = 1});
+    feed((struct cst_event){.kind = CST_EV_FETCH_GRAD, .tag = ++tag, .attempt = 2});
+    feed((struct cst_event){
+        .kind = CST_EV_HAND_IN, .tag = ++tag, .attempt = 2, .generation = replies[0].generation});
+    ck_assert_uint_eq(n_commands, 0);
+    feed((struct cst_event){.kind = CST_EV_DONE, .ticket = copy});
+    ck_assert_uint_eq(n_commands, 1);
+    ck_assert_int_eq(commands[0].kind, CST_COMMAND_REDUCE);
+    n_tickets = 0;
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("machines");
@@ -474,5 +521,6 @@ int main(void)
     tcase_add_test(tcase, machine_is_gone);
     tcase_add_loop_test(tcase, decision_of_another, 0, 2);
     tcase_add_test(tcase, wrong_messages);
+    tcase_add_test(tcase, sum_waits);
     return suite_run(suite);
 }
