@@ -71,8 +71,9 @@ wrong 2 '--rank 2 with --world 2: the ranks are 0 to 1; for more, --world 3' "${
 remedy ./cistern run -n 3 -- "${gpt[@]}" --job ranks
 wrong 2 "environment variable LOCAL_RANK: 'x' is not a number from 0 to 511" env LOCAL_RANK=x "${gpt[@]}"
 remedy env LOCAL_RANK=0 "${gpt[@]}"
-wrong 2 'LOCAL_WORLD_SIZE is 1 and WORLD_SIZE is 8: all ranks of a job are on one machine' env LOCAL_WORLD_SIZE=1 WORLD_SIZE=8 "${gpt[@]}"
-remedy env LOCAL_WORLD_SIZE=1 WORLD_SIZE=1 "${gpt[@]}"
+wrong 1 "has 8 ranks, of which 1 are on this node, and this daemon has no links to others: set 'listen' in \[node\]" \
+    env LOCAL_WORLD_SIZE=1 WORLD_SIZE=8 RANK=3 "${gpt[@]}" --job nodes
+remedy env LOCAL_WORLD_SIZE=1 WORLD_SIZE=1 "${gpt[@]}" --job nodes
 
 # -- parallelism --
 
