@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests jobs with ranks on several nodes: daemons on ports of this machine, each with its ranks. Losses and weights have the bits of
-# a job with all ranks on one node and the same rank blocks; parts that differ are refused by name.
+# a job with all ranks on one node and the same rank blocks, and so have the states that any of the nodes saves; parts that differ
+# are refused by name.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/several.sh
@@ -31,10 +32,22 @@ train() {
         wait "$pid" || fail "$job: a rank failed"
     done
     sed -n 's/^done: .* loss/loss/p' "$tmp/$job.${nodes[0]}.0.log" | cut -d, -f1 >"$tmp/$job.done"
+    # All states, from any node, whichever has them.
+    on "${nodes[-1]}" save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
     on "${nodes[0]}" rm "$job" >"$tmp/removed.log" || fail "rm $job"
     for node in "${nodes[@]}"; do
         poll has_no_job "$node"
     done
+}
+
+# The states that job $1 has saved are those of job one.
+same_states() {
+    local file n=0
+    for file in "$tmp"/saved-one/*/*.safetensors; do
+        cmp "$file" "$tmp/saved-$1/${file#"$tmp/saved-one/"}" || fail "$1, '$options': other states in ${file##*/}"
+        n=$((n + 1))
+    done
+    [ $n -gt 0 ] || fail "job one has saved nothing"
 }
 
 start_node a
@@ -51,10 +64,24 @@ for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16"
     nodes=(a b)
     train two "${given[@]}"
     cmp "$tmp/one.losses" "$tmp/two.losses" || fail "two nodes, '$options': other losses"
+    same_states two
     if ! sparse; then
         nodes=(a b c d)
         train four "${given[@]}"
         cmp "$tmp/one.losses" "$tmp/four.losses" || fail "four nodes, '$options': other losses"
+        same_states four
     fi
-    printf 'same losses on one, two and four nodes: %s\n' "${options:-no options}"
+    rm -r "$tmp"/saved-*
+    printf 'same losses and states on one, two and four nodes: %s\n' "${options:-no options}"
 done
+
+# Parts that differ.
+rank_of() {
+    LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 RANK=$2 WORLD_SIZE=2 ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$1/run/cistern.sock" \
+        --job other "${@:3}" >"$tmp/other.$1.log" 2>&1
+}
+rank_of a 0 --optimizer lion &
+pid=$!
+! rank_of b 1 || fail "another optimizer on another node was accepted"
+! wait "$pid" || fail "another optimizer on another node was accepted"
+grep -q "node '[ab]': .*optimizer" "$tmp/other.a.log" "$tmp/other.b.log" || fail "said: $(cat "$tmp/other.a.log" "$tmp/other.b.log")"
