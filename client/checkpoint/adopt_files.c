@@ -104,6 +104,9 @@ static int open_file(struct cstc_adopt_files *a, const char *name, struct cst_er
         rc = cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
     } else if (!S_ISREG(st.st_mode)) {
         rc = cst_err_set(err, CST_EINVAL, "'%.200s' is no regular file", name);
+    } else if (st.st_size == 0) { /* The job has no states on this drive. */
+        (void)close(fd);
+        return CST_OK;
     } else {
         rc = check_unused(fd, name, err);
         rc = rc == CST_OK ? read_head(fd, name, &head, err) : rc;
@@ -138,6 +141,11 @@ static int open_files(struct cstc_adopt_files *a, const char *const *files, uint
 
     for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
         rc = open_file(a, files[i], err);
+    }
+    if (rc == CST_OK && a->head.magic == 0) {
+        rc =
+            cst_err_set(err, CST_EINVAL,
+                        "the %" PRIu32 " files are empty: they have no states of a durable job", n);
     }
     for (uint32_t i = 0; i < a->head.n_files && rc == CST_OK; i++) {
         if (a->fds[i] < 0) {

@@ -649,6 +649,14 @@ void cstd_engine_use(struct cstd_engine *engine)
     cstd_engine_need(engine);
 }
 
+void cstd_engine_end_idle(struct cstd_engine *engine)
+{
+    if (engine->n_users == 0) {
+        (void)uv_timer_stop(&engine->idle);
+        on_idle(&engine->idle);
+    }
+}
+
 void cstd_engine_unuse(struct cstd_engine *engine)
 {
     if (--engine->n_users == 0 && !engine->engines->stopping) {

@@ -125,6 +125,10 @@ void cstd_engine_need(struct cstd_engine *engine);
 void cstd_engine_use(struct cstd_engine *engine);
 void cstd_engine_unuse(struct cstd_engine *engine);
 
+/* End the process of an engine that has no use now: its next use starts another one. What it still
+ * maps is unmapped by its end. */
+void cstd_engine_end_idle(struct cstd_engine *engine);
+
 /* True for the engine of an accelerator (a GPU or a simulated accelerator) or of a drive, false for
  * that of a NUMA node. */
 static inline bool cstd_engine_is_gpu(const struct cstd_engine *engine)

@@ -69,6 +69,7 @@ void cstd_net_engine_release(struct cstd_engines *engines, unsigned index)
         }
     }
     cstd_engine_unuse(engine);
+    cstd_engine_end_idle(engine);
 }
 
 static void send_peer(struct cstd_engine *engine, uint32_t machine)

@@ -41,6 +41,7 @@ static int answer_ranks(struct cstd_job *job, struct cst_err *err);
 static int cancel_plan(struct cstd_job *job);
 static int meet(struct cstd_job *job, struct cst_err *err);
 static int await_chunks(struct cstd_job *job, struct cst_err *err);
+static int join(struct cstd_job *job, struct cst_err *err);
 static int part(struct cstd_job *job);
 static int drop_layout(struct cstd_job *job);
 static int close_memory(struct cstd_job *job);
@@ -87,7 +88,7 @@ static const struct phase phases[] = {
     [CSTD_COMMIT_POOLS] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, size_pools, NULL, true},
     [CSTD_COMMIT_MEMORY] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_memory, close_memory,
                             true},
-    [CSTD_COMMIT_JOIN] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, cstd_span_join, NULL, false},
+    [CSTD_COMMIT_JOIN] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, join, NULL, false},
     [CSTD_COMMIT_CORE] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, open_core, close_core, false},
     [CSTD_COMMIT_LEDGER] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_ledger, NULL, false},
     [CSTD_COMMIT_STATES] = {CST_JOB_IS_RESHAPING, CSTD_JOB_POPULATING, take_states,
@@ -288,6 +289,9 @@ static int collect_ranks(struct cstd_job *job, struct cst_err *err)
 
 void cstd_commit_break(struct cstd_job *job, const struct cst_err *why)
 {
+    if (job->state == CSTD_JOB_CLOSING) {
+        return;
+    }
     job->failure = *why;
     go_back(job);
 }
@@ -325,6 +329,11 @@ static int meet(struct cstd_job *job, struct cst_err *err)
     return wait_for_nodes(job, cstd_span_meet(job, err));
 }
 
+static int join(struct cstd_job *job, struct cst_err *err)
+{
+    return wait_for_nodes(job, cstd_span_join(job, err));
+}
+
 static int part(struct cstd_job *job)
 {
     cstd_span_close(job, job->state == CSTD_JOB_CLOSING ? &job->closing : &job->failure);
@@ -338,10 +347,17 @@ static int await_chunks(struct cstd_job *job, struct cst_err *err)
 
 void cstd_commit_met(struct cstd_job *job, const struct cst_err *err)
 {
+    if (job->state == CSTD_JOB_CLOSING) {
+        return; /* It is being taken apart already. */
+    }
     if (job->phase == CSTD_COMMIT_MEET || job->phase == CSTD_COMMIT_CHUNKS ||
         job->phase == CSTD_COMMIT_JOIN) {
         (void)uv_timer_stop(&job->deadline);
-        end_phase(job, err);
+        if (err->status == CST_OK && job->phase == CSTD_COMMIT_CHUNKS) {
+            enter_from(job, CSTD_COMMIT_CHUNKS);
+        } else {
+            end_phase(job, err);
+        }
     } else if (err->status != CST_OK && job->state == CSTD_JOB_DECLARING) {
         fail(job, err);
     }

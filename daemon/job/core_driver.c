@@ -350,7 +350,7 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
         case CST_ACT_REPLY:
             if (cstd_pending_is_tag(action->reply.tag)) {
                 cstd_core_driver_reply(job->daemon, &action->reply);
-            } else if (job->span != NULL) {
+            } else if (job->span != NULL && action->reply.tag == CSTD_SPAN_READ_TAG) {
                 cstd_span_answered(job, &action->reply);
             } else {
                 job->daemon->core_ops->copied(job, &action->reply);

@@ -73,6 +73,13 @@ static int check_kind(const struct cstd_job *job, const struct cstd_job_request 
         cst_job_options_difference(&job->spec, &request->spec, CST_JOB_FIXED);
     char theirs[CST_JOB_VALUE_BYTES], mine[CST_JOB_VALUE_BYTES];
 
+    if (job->span != NULL || request->spec.nodes.all_ranks > request->spec.world) {
+        return cst_err_set(
+            err, CST_EUNSUPPORTED,
+            "job '%s' cannot be reshaped: it %s ranks on several nodes; save it, and "
+            "load the checkpoint into a new job",
+            job->name, job->span != NULL ? "has" : "would have");
+    }
     /* Its files are those of the steps so far, and their names are taken. */
     if (job->spec.states.durable || request->spec.states.durable) {
         return cst_err_set(err, CST_EUNSUPPORTED,

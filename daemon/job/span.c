@@ -85,6 +85,7 @@ static void on_down(struct cstd_links_watch *watch, struct cstd_machine *peer,
     }
     (void)cst_err_set(&err, CST_ECONN, "job '%s': the link to node '%s' is down: %s",
                       span->job->name, peer->entry.name, why->text);
+    span->gone = err; /* For the next phase that waits for other nodes. */
     span->job->daemon->span_ops->met(span->job, &err);
 }
 
@@ -226,6 +227,12 @@ static int number(struct cstd_job *job, struct cst_err *err)
     if (check_blocks(job, err) != CST_OK) {
         return err->status;
     }
+    if (job->spec.nodes.copies > span->n) {
+        return cst_err_set(err, CST_EINVAL,
+                           "job '%s': %" PRIu32 " copies of the states on %" PRIu32
+                           " nodes: give copies 1 to %" PRIu32,
+                           job->name, job->spec.nodes.copies, span->n, span->n);
+    }
     for (uint32_t m = 0; m < span->n; m++) {
         span->names[m] = cstd_span_name(span, m);
     }
@@ -350,11 +357,15 @@ static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Spa
 {
     struct cstd_span *span = job->span;
     struct cstd_span_machine *machine = cstd_span_find(span, peer);
+    const bool meets = span->state == CSTD_SPAN_MEETING;
     struct cst_err err = {0};
     int rc = CST_OK;
 
-    if (machine == NULL && span->state == CSTD_SPAN_MEETING) {
+    if (machine == NULL && meets) {
         rc = add_part(job, peer, here, &err);
+        if (rc != CST_OK) { /* That node finds the same, and tells its ranks. */
+            tell_here(job, peer, here->from->life);
+        }
     } else if (machine == NULL || machine->life != here->from->life) {
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
                        "node '%s' has begun this job anew, which goes on here", peer->entry.name);
@@ -363,10 +374,10 @@ static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Spa
     if (rc == CST_OK && here->heard != span->life) {
         tell_here(job, peer, here->from->life);
     }
-    if (rc == CST_OK && span->state == CSTD_SPAN_MEETING) {
+    if (rc == CST_OK && meets) {
         rc = number(job, &err);
     }
-    if (rc != CST_EAGAIN && (rc != CST_OK || span->state == CSTD_SPAN_PLANNING)) {
+    if (meets && rc != CST_EAGAIN) {
         job->daemon->span_ops->met(job, &err);
     }
 }
@@ -516,7 +527,8 @@ int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *conf
     config->partials.n_come = machines.n_rank_blocks - config->partials.n_here;
     if (span->self != 0) {
         config->chunk_elems = span->class_elems[0];
-        memcpy(config->class_elems, span->class_elems + 1, sizeof config->class_elems);
+        memcpy(config->class_elems, span->class_elems + 1,
+               (CST_LAYOUT_MAX_CLASSES - 1) * sizeof *span->class_elems);
     }
     return CST_OK;
 }
@@ -534,7 +546,6 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
                                       .copies =
                                           job->spec.nodes.copies > 0 ? job->spec.nodes.copies : 1,
                                       .engine = span->engine};
-    out->copies = out->copies < span->n ? out->copies : span->n;
     for (uint32_t m = 0; m < span->n; m++) {
         const uint32_t n = blocks_of(job, span->machines[m].world);
 
@@ -566,7 +577,8 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     if (machine != NULL && machine->life == gone->from->life) {
         (void)cst_err_set(&why, gone->status, "node '%s': %s", peer->entry.name, gone->why);
         job->span->gone = why;
-        if (gone->removed) {
+        /* Before all were members, nothing was trained. */
+        if (gone->removed || (job->span->state == CSTD_SPAN_JOINED && !job->span->is_complete)) {
             job->daemon->span_ops->removed(job, &why);
         } else if (job->span->state == CSTD_SPAN_JOINED) {
             cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);

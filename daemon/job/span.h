@@ -65,11 +65,12 @@ struct cstd_span_machine {
     uint8_t *end;   /* Its engine, as its daemon has told; owned. NULL: not yet. */
     size_t end_bytes;
     struct cstd_span_segment *segments; /* Owned. */
+    uint32_t n_chunks;                  /* As told. */
     uint32_t n_segments, n_told;        /* As told, and how many of them have come. */
     struct cst_members_message *told;   /* Before `members` was open; owned. NULL: nothing. */
     bool added;                         /* Node 0: to the members. */
     double *squares;                    /* Of a message in several frames; owned. */
-    uint32_t n_squares;
+    uint32_t n_squares, all_squares;    /* That have come, and of the whole message. */
 };
 
 struct cstd_span {
@@ -91,12 +92,13 @@ struct cstd_span {
     struct cst_err failed;       /* A remote segment could not be mapped; or status 0. */
     struct cst_members *members; /* Owned; NULL: not JOINED. */
     const char *names[CST_MACHINES_MAX];
-    uv_timer_t *timer; /* The deadline of `members`; owned. */
-    uint64_t epoch;    /* The last one that the core was given; 0: none. */
-    uint64_t step;     /* The last commit that `members` was told. */
-    bool is_complete;  /* All machines have been members. */
-    bool holds;        /* The epoch holds here. */
-    bool busy;         /* `members` processes an event: the next one comes after it. */
+    uv_timer_t *timer;    /* The deadline of `members`; owned. */
+    uint64_t epoch;       /* The last one that the core was given; 0: none. */
+    uint64_t step;        /* The last commit that `members` was told. */
+    bool is_complete;     /* All machines have been members. */
+    uint64_t members_now; /* Bit m: machine m is a member, by the last epoch that held here. */
+    bool holds;           /* The epoch holds here. */
+    bool busy;            /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
     size_t early_bytes;
     /* Reads of states that are on other nodes, and of others of states that are here: span_read.c.
@@ -105,6 +107,7 @@ struct cstd_span {
     TAILQ_HEAD(, cstd_span_ask) asks;
     uint64_t n_reads;
     bool is_asked;               /* The first of `asks` uses the window. */
+    bool is_reading;             /* The core reads into the window. */
     struct cstd_segment *window; /* From which other nodes copy; holds a reference. */
     struct cstd_deferred serve;
     struct cst_err gone; /* Why another part is gone; status 0: none is. */

@@ -161,6 +161,7 @@ static void on_holds(struct cstd_span *span, const struct cst_members_action *ac
     CST_SET_EACH (m, &action->epoch->members) {
         event.members |= UINT64_C(1) << m;
     }
+    span->members_now = event.members;
     span->job->daemon->span_ops->feed(span->job, &event);
     if (span->job->state == CSTD_JOB_READY) {
         take_early(span->job);
@@ -316,11 +317,18 @@ void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, boo
     }
 }
 
+void cstd_span_anew(struct cstd_span *span, uint32_t m)
+{
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
+}
+
 void cstd_span_stepped(struct cstd_job *job)
 {
     struct cstd_span *span = job->span;
     const uint64_t step = cst_core_recorded_step(job->core);
 
+    cstd_span_serve(job);
     if (!span->busy && span->holds && step > span->step) {
         span->step = step;
         feed_members(span,

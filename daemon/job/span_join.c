@@ -77,7 +77,8 @@ static void on_mounted(struct cstd_segment *segment)
     if (segment->err.status != CST_OK && span->failed.status == CST_OK) {
         span->failed = segment->err;
     }
-    if (--span->n_mounting > 0 || span->state != CSTD_SPAN_JOINING) {
+    if (--span->n_mounting > 0 || span->state != CSTD_SPAN_JOINING ||
+        job->phase != CSTD_COMMIT_JOIN) {
         return;
     }
     if (span->failed.status == CST_OK && !span->connects) {
@@ -159,7 +160,12 @@ static int connect_all(struct cstd_job *job, struct cst_err *err)
             cstd_engines_mount(engines, span->machines[m].segments[i].segment);
         }
     }
-    span->n_mounting--;
+    if (--span->n_mounting == 0 && rc == CST_OK) { /* All have failed at once. */
+        *err = span->failed;
+        return err->status != CST_OK
+                   ? err->status
+                   : cst_err_set(err, CST_EINTERNAL, "job '%s': no segment was mapped", job->name);
+    }
     return rc != CST_OK ? rc : CST_EAGAIN; /* on_mounted follows. */
 }
 
@@ -175,6 +181,21 @@ static bool all_told(const struct cstd_span *span)
         }
     }
     return true;
+}
+
+/* All nodes have cut the model into the same chunks. */
+static int compare_chunks(const struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_span *span = job->span;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].peer != NULL && span->machines[m].n_chunks != job->layout.n_chunks) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "job '%s' has %u chunks here, and %u on node '%s'", job->name,
+                               job->layout.n_chunks, span->machines[m].n_chunks, span->names[m]);
+        }
+    }
+    return CST_OK;
 }
 
 /* What the joining waits for may have come. */
@@ -200,7 +221,10 @@ static int look(struct cstd_job *job, struct cst_err *err)
     }
     span->told_net = true;
     span->told_restarts = engine->n_restarts;
-    return all_told(span) ? connect_all(job, err) : CST_EAGAIN;
+    if (!all_told(span)) {
+        return CST_EAGAIN;
+    }
+    return compare_chunks(job, err) == CST_OK ? connect_all(job, err) : err->status;
 }
 
 int cstd_span_join(struct cstd_job *job, struct cst_err *err)
@@ -217,8 +241,8 @@ static void look_again(struct cstd_job *job)
 {
     struct cst_err err = {0};
 
-    if (job->span->state == CSTD_SPAN_JOINING && job->span->n_mounting == 0 &&
-        look(job, &err) != CST_EAGAIN) {
+    if (job->phase == CSTD_COMMIT_JOIN && job->span->state == CSTD_SPAN_JOINING &&
+        !job->span->connects && job->span->n_mounting == 0 && look(job, &err) != CST_EAGAIN) {
         job->daemon->span_ops->met(job, &err);
     }
 }
@@ -286,8 +310,7 @@ static int take_engine(struct cstd_job *job, struct cstd_span_machine *machine,
                                  err) != CST_OK) {
         return err->status;
     }
-    cstd_span_link(span, machine->peer, false);
-    cstd_span_link(span, machine->peer, true);
+    cstd_span_anew(span, m);
     return CST_OK;
 }
 
@@ -296,11 +319,17 @@ static int take_engine(struct cstd_job *job, struct cstd_span_machine *machine,
 static int take_net(struct cstd_job *job, struct cstd_span_machine *machine, const Span__Net *net,
                     struct cst_err *err)
 {
-    if (net->n_segments == 0 || net->n_segments > MAX_SEGMENTS || net->first != machine->n_told ||
-        net->n_served > net->n_segments - net->first) {
+    const uint32_t n = net->first == 0 ? net->n_segments : machine->n_segments;
+
+    if (n == 0 || n > MAX_SEGMENTS || net->n_segments != n || net->first != machine->n_told ||
+        net->first > n || net->n_served > n - net->first) {
         return cst_err_set(err, CST_EPROTO, "segments %u to %zu of %u do not follow %u", net->first,
                            net->first + net->n_served, net->n_segments, machine->n_told);
     }
+    if (net->n_chunks == 0) {
+        return cst_err_set(err, CST_EPROTO, "a layout without chunks");
+    }
+    machine->n_chunks = net->n_chunks;
     if (net->first == 0) {
         free(machine->end);
         free(machine->segments);

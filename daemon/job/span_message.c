@@ -166,11 +166,13 @@ static int take_squares(const Span__Core *in, struct cstd_span_machine *from,
                             ? malloc(all * sizeof *from->squares)
                             : NULL;
         from->n_squares = 0;
+        from->all_squares = all;
         if (from->squares == NULL) {
             return cst_err_set(err, CST_ENOMEM, "no memory for the squares of %u tiles", all);
         }
     }
-    if (from->squares == NULL || first != from->n_squares || in->n_squares > all - first) {
+    if (from->squares == NULL || all != from->all_squares || first != from->n_squares ||
+        first > all || in->n_squares > all - first) {
         return cst_err_set(err, CST_EPROTO, "squares %u to %zu of %u do not follow %u", first,
                            first + in->n_squares, all, from->n_squares);
     }

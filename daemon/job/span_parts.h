@@ -29,6 +29,9 @@ const char *cstd_span_listen(const struct cstd_daemon *daemon);
 /* The link to @node is up, or down: tell the members. */
 void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up);
 
+/* Machine @m has an engine that knows nothing of what was copied: the members begin a round. */
+void cstd_span_anew(struct cstd_span *span, uint32_t m);
+
 /* Tell machine @m, whose link is up again, of the engine here. */
 void cstd_span_tell_engine(struct cstd_span *span, uint32_t m);
 
@@ -41,6 +44,8 @@ void cstd_span_part(struct cstd_span *span);
 /* Of span_read.c. Machine @m is gone: end what waits for it. */
 void cstd_span_read_open(struct cstd_span *span);
 void cstd_span_read_close(struct cstd_span *span);
+/* The core has moved on: a read may have waited for the step. */
+void cstd_span_serve(struct cstd_job *job);
 void cstd_span_read_down(struct cstd_job *job, uint32_t m);
 void cstd_span_handle_reads(struct cstd_daemon *daemon);
 

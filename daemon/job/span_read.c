@@ -6,8 +6,9 @@
  * free
  *
  * A daemon has one window for each job, of the size of the largest staging segment, and serves one
- * request after the other. While a save is under way here, no step can be committed anywhere,
- * because this machine is not READY: all rows are of one step. */
+ * request after the other. While a save is under way here, no further step can be committed
+ * anywhere, because this machine is not READY. Another machine can have the last one still before
+ * it: it waits for that step before it reads. So all rows are of one step. */
 #include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/engine/engines.h"
@@ -26,6 +27,7 @@ struct cstd_span_read {
     uint32_t machine;
     struct cst_place place; /* Where the row is to be. */
     uint64_t bytes;
+    bool copies; /* Its COPY is under way. */
 };
 
 /* A read that another node has asked for. */
@@ -33,6 +35,8 @@ struct cstd_span_ask {
     TAILQ_ENTRY(cstd_span_ask) link;
     uint32_t machine;
     uint64_t number;
+    uint64_t step; /* Of which the row has to be. */
+    bool is_gone;  /* Nobody waits for it any more. */
     struct cst_event event;
 };
 
@@ -58,7 +62,16 @@ static void answer(struct cstd_job *job, struct cstd_span_read *read, const stru
     job->daemon->span_ops->reply(job->daemon, &reply);
 }
 
-/* The machine from which states of @chunk are read: the first that has them and a link. */
+/* The steps that this machine has committed. */
+static uint64_t step_here(const struct cstd_job *job)
+{
+    struct cst_core_stats stats;
+
+    cst_core_stats(job->core, &stats);
+    return stats.step;
+}
+
+/* The machine from which states of @chunk are read: the first member that has them and a link. */
 static uint32_t find_keeper(const struct cstd_job *job, uint32_t chunk)
 {
     const struct cst_layout_machines *machines = &job->layout.machines;
@@ -67,7 +80,8 @@ static uint32_t find_keeper(const struct cstd_job *job, uint32_t chunk)
     for (uint32_t i = 0; i < machines->copies; i++) {
         const uint32_t m = cst_layout_keeper(machines, chunk, i);
 
-        if (span->machines[m].peer != NULL && span->machines[m].peer->up != NULL) {
+        if ((span->members_now >> m & 1) != 0 && span->machines[m].peer != NULL &&
+            span->machines[m].peer->up != NULL) {
             return m;
         }
     }
@@ -101,6 +115,7 @@ int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t
     ask.n_elems = event->n_elems;
     ask.raw = event->raw;
     ask.exponents = event->exponents;
+    ask.step = step_here(job);
     rc = cstd_machine_send(span->machines[home].peer, SPAN__MSG_TYPE__SPAN_ROW_ASK, &ask.base, err);
     if (rc != CST_OK) {
         free(read);
@@ -124,21 +139,21 @@ static struct cstd_span_read *find(struct cstd_span *span, uint64_t number)
     return NULL;
 }
 
-static void tell_taken(struct cstd_job *job, const struct cstd_span_read *read)
+/* Tell the node @peer that nobody here waits for read @number any more. */
+static void tell_taken(struct cstd_job *job, struct cstd_machine *peer, uint64_t number)
 {
     Span__RowTaken taken = SPAN__ROW_TAKEN__INIT;
     Span__Key key = cstd_span_key(job);
     struct cst_err unused;
 
     taken.from = &key;
-    taken.number = read->number;
+    taken.number = number;
     /* If the link is down, the other node forgets the read by itself. */
-    (void)cstd_machine_send(job->span->machines[read->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_TAKEN,
-                            &taken.base, &unused);
+    (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_ROW_TAKEN, &taken.base, &unused);
 }
 
 /* The row is in the window of its machine: copy it. */
-static int copy(struct cstd_job *job, const struct cstd_span_read *read, struct cst_err *err)
+static int copy(struct cstd_job *job, struct cstd_span_read *read, struct cst_err *err)
 {
     const struct cstd_span_machine *machine = &job->span->machines[read->machine];
     struct cst_command command = {.kind = CST_COMMAND_COPY,
@@ -157,7 +172,11 @@ static int copy(struct cstd_job *job, const struct cstd_span_read *read, struct 
                            job->span->names[read->machine]);
     }
     command.src[0].segment = machine->segments[machine->n_segments - 1].segment->id;
-    return cstd_engines_submit(job->daemon->engines, &command, err);
+    if (cstd_engines_submit(job->daemon->engines, &command, err) != CST_OK) {
+        return err->status;
+    }
+    read->copies = true;
+    return CST_OK;
 }
 
 void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const char *text)
@@ -172,7 +191,7 @@ void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const c
     if (status != CST_OK) {
         (void)cst_err_set(&err, status, "%s", text != NULL ? text : cst_status_words(status));
     }
-    tell_taken(job, read);
+    tell_taken(job, job->span->machines[read->machine].peer, read->number);
     answer(job, read, &err);
 }
 
@@ -189,7 +208,9 @@ static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body
     }
     job = cstd_span_job(arg, here->from);
     read = job != NULL ? find(job->span, here->number) : NULL;
-    if (read != NULL && job->span->machines[read->machine].peer == peer) {
+    if (job != NULL && read == NULL) {
+        tell_taken(job, peer, here->number); /* It was answered, because a link was down. */
+    } else if (read != NULL && job->span->machines[read->machine].peer == peer) {
         if (here->status != CST_OK) {
             (void)cst_err_set(&why, here->status < 0 ? here->status : CST_EPROTO, "node '%s': %s",
                               peer->entry.name, here->why != NULL ? here->why : "");
@@ -197,7 +218,7 @@ static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body
             (void)copy(job, read, &why);
         }
         if (why.status != CST_OK) {
-            tell_taken(job, read);
+            tell_taken(job, job->span->machines[read->machine].peer, read->number);
             answer(job, read, &why);
         }
     }
@@ -207,31 +228,71 @@ static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body
 
 /* -- for other nodes -------------------------------------------------------------------------- */
 
-/* Begin the next read that waits for the window. */
-static void serve_next(struct cstd_job *job)
+/* Tell the node of @ask that its row is in the window, or the status @err. False: it cannot be
+ * told.
+ */
+static bool tell_here(struct cstd_job *job, const struct cstd_span_ask *ask,
+                      const struct cst_err *err)
+{
+    Span__RowHere here = SPAN__ROW_HERE__INIT;
+    Span__Key key = cstd_span_key(job);
+    struct cst_err unused;
+
+    here.from = &key;
+    here.number = ask->number;
+    here.status = err->status;
+    here.why = err->status != CST_OK ? (char *)(uintptr_t)err->text : NULL;
+    return cstd_machine_send(job->span->machines[ask->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_HERE,
+                             &here.base, &unused) == CST_OK;
+}
+
+/* Forget the first read, and begin the next one soon. While the core reads into the window, this
+ * waits for it. */
+static void end_first(struct cstd_job *job)
 {
     struct cstd_span *span = job->span;
     struct cstd_span_ask *ask = TAILQ_FIRST(&span->asks);
 
+    if (span->is_reading) {
+        ask->is_gone = true;
+        return;
+    }
+    TAILQ_REMOVE(&span->asks, ask, link);
+    free(ask);
+    span->is_asked = false;
+    cstd_deferred_add(&job->daemon->later, &span->serve);
+}
+
+/* Begin the next read that waits for the window, when its step is committed here. */
+static void serve_next(struct cstd_job *job)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_ask *ask = TAILQ_FIRST(&span->asks);
+    struct cst_err err;
+    uint64_t step;
+
     if (ask == NULL || span->is_asked || job->state != CSTD_JOB_READY) {
         return;
     }
+    step = step_here(job);
+    if (step < ask->step) {
+        return; /* cstd_span_stepped looks again. */
+    }
     span->is_asked = true;
+    if (step > ask->step) {
+        (void)cst_err_set(&err, CST_EBUSY,
+                          "step %llu is committed here, and the states of step %llu are asked for: "
+                          "ask again",
+                          (unsigned long long)step, (unsigned long long)ask->step);
+        (void)tell_here(job, ask, &err);
+        end_first(job);
+        return;
+    }
+    span->is_reading = true;
     ask->event.kind = CST_EV_READ;
     ask->event.tag = CSTD_SPAN_READ_TAG;
     ask->event.place.segment = span->window->id;
     job->daemon->span_ops->feed(job, &ask->event);
-}
-
-/* Forget the first read, and begin the next one. */
-static void end_first(struct cstd_job *job)
-{
-    struct cstd_span_ask *ask = TAILQ_FIRST(&job->span->asks);
-
-    TAILQ_REMOVE(&job->span->asks, ask, link);
-    free(ask);
-    job->span->is_asked = false;
-    cstd_deferred_add(&job->daemon->later, &job->span->serve);
 }
 
 static void on_serve(struct cstd_deferred *later)
@@ -239,25 +300,29 @@ static void on_serve(struct cstd_deferred *later)
     serve_next(cstd_owner_of(later, struct cstd_span, serve)->job);
 }
 
+void cstd_span_serve(struct cstd_job *job)
+{
+    if (!job->span->is_asked && !TAILQ_EMPTY(&job->span->asks)) {
+        cstd_deferred_add(&job->daemon->later, &job->span->serve);
+    }
+}
+
 void cstd_span_answered(struct cstd_job *job, const struct cst_reply *reply)
 {
     struct cstd_span *span = job->span;
     struct cstd_span_ask *ask = TAILQ_FIRST(&span->asks);
-    Span__RowHere here = SPAN__ROW_HERE__INIT;
-    Span__Key key;
-    struct cst_err unused;
+    struct cst_err err = {0};
 
-    if (reply->tag != CSTD_SPAN_READ_TAG || ask == NULL) {
+    if (!span->is_reading || ask == NULL) {
         return;
     }
-    key = cstd_span_key(job);
-    here.from = &key;
-    here.number = ask->number;
-    here.status = reply->status;
-    here.why = reply->status != CST_OK ? (char *)(uintptr_t)reply->err.text : NULL;
-    if (cstd_machine_send(span->machines[ask->machine].peer, SPAN__MSG_TYPE__SPAN_ROW_HERE,
-                          &here.base, &unused) != CST_OK) {
-        end_first(job); /* The link is down: nobody takes the row. */
+    span->is_reading = false;
+    if (reply->status != CST_OK) {
+        err = reply->err;
+        err.status = reply->status;
+    }
+    if (ask->is_gone || !tell_here(job, ask, &err)) {
+        end_first(job); /* Nobody takes the row. */
     }
 }
 
@@ -284,6 +349,7 @@ static int take_ask(struct cstd_job *job, uint32_t m, const Span__RowAsk *in, st
     }
     ask->machine = m;
     ask->number = in->number;
+    ask->step = in->step;
     ask->event = (struct cst_event){.tensor = in->tensor,
                                     .row = (enum cst_row)in->row,
                                     .first = in->first,
@@ -351,13 +417,13 @@ void cstd_span_read_down(struct cstd_job *job, uint32_t m)
                       span->names[m]);
     for (read = TAILQ_FIRST(&span->reads); read != NULL; read = next) {
         next = TAILQ_NEXT(read, link);
-        if (read->machine == m) {
+        /* An engine that copies to the place of a read ends by itself. */
+        if (read->machine == m && !read->copies) {
             answer(job, read, &err);
         }
     }
     for (ask = TAILQ_FIRST(&span->asks); ask != NULL; ask = after) {
         after = TAILQ_NEXT(ask, link);
-        /* What the core or an engine works on ends by itself. */
         if (ask->machine == m && !(span->is_asked && ask == TAILQ_FIRST(&span->asks))) {
             TAILQ_REMOVE(&span->asks, ask, link);
             free(ask);

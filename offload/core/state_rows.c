@@ -166,7 +166,7 @@ int cst_state_check_io(const struct cst_core *core, const struct cst_event *even
                            event->first, event->n_elems, tensor->name, tensor->n_elems);
     }
     if (core->chunks[tensor->chunk].away && event->row != CST_ROW_WEIGHT &&
-        !(event->row == CST_ROW_MASTER && event->kind == CST_EV_WRITE)) {
+        event->kind != CST_EV_WRITE) {
         return cst_err_set(
             err, CST_EUNSUPPORTED,
             "tensor '%s': only its weights are on this machine; ask machine %" PRIu32 " for row %u",
@@ -174,6 +174,7 @@ int cst_state_check_io(const struct cst_core *core, const struct cst_event *even
             (unsigned)event->row);
     }
     if (cst_table_is_moment((int)event->row) && core->chunks[tensor->chunk].has_states &&
+        !core->chunks[tensor->chunk].away &&
         !cst_state_has_row(core, tensor->chunk, (int)event->row)) {
         return cst_err_set(err, CST_EUNSUPPORTED, "tensor '%s': its optimizer has no moment %s",
                            tensor->name, cst_moment_names[event->row - CST_ROW_MOMENT]);

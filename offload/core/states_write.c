@@ -320,6 +320,11 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
                         core->step);
         return;
     }
+    /* All machines are told to write the same values: those that have the row write them. */
+    if (core->chunks[tensor->chunk].away && cst_table_is_moment((int)event->row)) {
+        (void)cst_core_reply(core, event->tag);
+        return;
+    }
     i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
     core->requests.v[i].chunk = tensor->chunk;
     issue_write(core, event, i);

@@ -33,6 +33,9 @@ struct other {
 
 static const struct other others[] = {
     {.member = "world", .value = "2"},
+    {.member = "nodes.first_rank", .tested = "tests/e2e/several_nodes.sh"},
+    {.member = "nodes.all_ranks", .tested = "tests/e2e/several_nodes.sh"},
+    {.member = "updates.block_ranks", .value = "1"},
     {.member = "device", .value = "paced:0"},
     {.member = "updates.delay_from",
      .value = "5",

@@ -71,6 +71,15 @@ for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16"
         cmp "$tmp/one.losses" "$tmp/four.losses" || fail "four nodes, '$options': other losses"
         same_states four
     fi
+    # A checkpoint of one number of nodes goes on with another one.
+    if [ -z "$options" ]; then
+        for n in 1 2; do
+            nodes=(a b)
+            nodes=("${nodes[@]:0:n}")
+            train "on$n" --steps 8 --resume "$tmp/saved-two"
+        done
+        cmp "$tmp/on1.losses" "$tmp/on2.losses" || fail "a checkpoint: other losses on two nodes"
+    fi
     rm -r "$tmp"/saved-*
     printf 'same losses and states on one, two and four nodes: %s\n' "${options:-no options}"
 done
