@@ -32,35 +32,6 @@ struct adopt {
 
 /* -- seals ------------------------------------------------------------------------------------ */
 
-/* Read the seal at place @i. There is none if it cannot be read or has a wrong checksum: that may
- * be the one that was being written. CST_ENOMEM. */
-static int read_seal(struct adopt *a, uint32_t i, struct cst_err *err)
-{
-    const uint64_t bytes = cst_durable_sealed_bytes(a->files.head.n_chunks);
-    struct cst_durable_seal *seal = malloc(bytes);
-    struct cst_err why;
-    uint64_t sum;
-    int rc;
-
-    if (seal == NULL) {
-        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu64 " bytes", bytes);
-    }
-    rc = cstc_adopt_read(&a->files, 0, seal, bytes,
-                         CST_DURABLE_SEALS + i * a->files.head.seal_bytes, &why);
-    sum = rc == CST_OK ? seal->sum : 0;
-    if (rc == CST_OK) {
-        seal->sum = 0;
-    }
-    if (rc == CST_OK && seal->magic == CST_DURABLE_SEAL_MAGIC &&
-        memcmp(seal->id, a->files.head.id, sizeof seal->id) == 0 &&
-        sum == XXH3_64bits(seal, bytes) && seal->place < 2) {
-        a->seals[i] = seal;
-    } else {
-        free(seal);
-    }
-    return CST_OK;
-}
-
 /* The checksum of @row, of chunk @c, in the step of @seal. */
 static uint64_t sum_of(const struct cst_durable_seal *seal, size_t c,
                        const Cistern__DurableRow *row)
@@ -114,9 +85,9 @@ static int choose_step(struct adopt *a, const struct cst_durable_seal **out, str
 {
     uint32_t newest;
     struct cst_err why;
-    int rc = read_seal(a, 0, err);
+    int rc = cstc_adopt_seal(&a->files, 0, &a->seals[0], err);
 
-    rc = rc == CST_OK ? read_seal(a, 1, err) : rc;
+    rc = rc == CST_OK ? cstc_adopt_seal(&a->files, 1, &a->seals[1], err) : rc;
     if (rc != CST_OK) {
         return rc;
     }

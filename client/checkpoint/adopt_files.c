@@ -92,21 +92,17 @@ static int check_unused(int fd, const char *name, struct cst_err *err)
                : CST_OK;
 }
 
-/* Open the file @name and take it by its number. */
-static int open_file(struct cstc_adopt_files *a, const char *name, struct cst_err *err)
+/* Take the file @fd, which is @name for messages, by its number. */
+static int take_file(struct cstc_adopt_files *a, int fd, const char *name, struct cst_err *err)
 {
-    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct cst_durable_head head = {0};
     struct stat st;
     int rc;
 
-    if (fd < 0 || fstat(fd, &st) != 0) {
+    if (fstat(fd, &st) != 0) {
         rc = cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
     } else if (!S_ISREG(st.st_mode)) {
         rc = cst_err_set(err, CST_EINVAL, "'%.200s' is no regular file", name);
-    } else if (st.st_size == 0) { /* The job has no states on this drive. */
-        (void)close(fd);
-        return CST_OK;
     } else {
         rc = check_unused(fd, name, err);
         rc = rc == CST_OK ? read_head(fd, name, &head, err) : rc;
@@ -120,9 +116,6 @@ static int open_file(struct cstc_adopt_files *a, const char *name, struct cst_er
                          a->names[head.file], name);
     }
     if (rc != CST_OK) {
-        if (fd >= 0) {
-            (void)close(fd);
-        }
         return rc;
     }
     a->fds[head.file] = fd;
@@ -134,19 +127,32 @@ static int open_file(struct cstc_adopt_files *a, const char *name, struct cst_er
     return CST_OK;
 }
 
-static int open_files(struct cstc_adopt_files *a, const char *const *files, uint32_t n,
-                      struct cst_err *err)
+static int open_file(struct cstc_adopt_files *a, const char *name, struct cst_err *err)
 {
-    int rc = CST_OK;
+    int fd = open(name, O_RDONLY | O_CLOEXEC | O_NONBLOCK), rc;
+    struct stat st;
 
-    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
-        rc = open_file(a, files[i], err);
+    if (fd < 0) {
+        return cst_err_errno(err, CST_EIO, errno, "'%.200s'", name);
     }
-    if (rc == CST_OK && a->head.magic == 0) {
-        rc =
-            cst_err_set(err, CST_EINVAL,
-                        "the %" PRIu32 " files are empty: they have no states of a durable job", n);
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == 0) {
+        (void)close(fd); /* The job has no states on this drive. */
+        return CST_OK;
     }
+    rc = take_file(a, fd, name, err);
+    if (rc != CST_OK) {
+        (void)close(fd);
+    }
+    return rc;
+}
+
+static int check_all_there(const struct cstc_adopt_files *a, struct cst_err *err)
+{
+    int rc = a->head.magic != 0
+                 ? CST_OK
+                 : cst_err_set(err, CST_EINVAL,
+                               "all files are empty: they have no states of a durable job");
+
     for (uint32_t i = 0; i < a->head.n_files && rc == CST_OK; i++) {
         if (a->fds[i] < 0) {
             rc = cst_err_set(err, CST_EINVAL,
@@ -283,6 +289,36 @@ static int read_description(struct cstc_adopt_files *a, struct cst_err *err)
     return rc == CST_OK ? check_layout(a, err) : rc;
 }
 
+/* -- seals ------------------------------------------------------------------------------------ */
+
+int cstc_adopt_seal(const struct cstc_adopt_files *a, uint32_t i, struct cst_durable_seal **out,
+                    struct cst_err *err)
+{
+    const uint64_t bytes = cst_durable_sealed_bytes(a->head.n_chunks);
+    struct cst_durable_seal *seal = malloc(bytes);
+    struct cst_err why;
+    uint64_t sum;
+    int rc;
+
+    *out = NULL;
+    if (seal == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu64 " bytes", bytes);
+    }
+    rc = cstc_adopt_read(a, 0, seal, bytes, CST_DURABLE_SEALS + i * a->head.seal_bytes, &why);
+    sum = rc == CST_OK ? seal->sum : 0;
+    if (rc == CST_OK) {
+        seal->sum = 0;
+    }
+    if (rc == CST_OK && seal->magic == CST_DURABLE_SEAL_MAGIC &&
+        memcmp(seal->id, a->head.id, sizeof seal->id) == 0 && sum == XXH3_64bits(seal, bytes) &&
+        seal->place < 2) {
+        *out = seal;
+    } else {
+        free(seal);
+    }
+    return CST_OK;
+}
+
 /* -- life ------------------------------------------------------------------------------------- */
 
 void cstc_adopt_files_init(struct cstc_adopt_files *a)
@@ -294,8 +330,25 @@ void cstc_adopt_files_init(struct cstc_adopt_files *a)
 int cstc_adopt_files_open(struct cstc_adopt_files *a, const char *const *files, uint32_t n,
                           struct cst_err *err)
 {
-    int rc = open_files(a, files, n, err);
+    int rc = CST_OK;
 
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        rc = open_file(a, files[i], err);
+    }
+    rc = rc == CST_OK ? check_all_there(a, err) : rc;
+    return rc == CST_OK ? read_description(a, err) : rc;
+}
+
+int cstc_adopt_files_take(struct cstc_adopt_files *a, int *fds, const char *const *names,
+                          uint32_t n, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (uint32_t i = 0; i < n && rc == CST_OK; i++) {
+        rc = take_file(a, fds[i], names[i], err);
+        fds[i] = rc == CST_OK ? -1 : fds[i];
+    }
+    rc = rc == CST_OK ? check_all_there(a, err) : rc;
     return rc == CST_OK ? read_description(a, err) : rc;
 }
 

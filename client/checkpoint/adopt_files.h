@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The files of a durable job (proto/durable.h) that become a checkpoint: opened, and what they say
- * of the job read and checked. Anybody may have written them. Not here: steps and their states
- * (adopt.c). Used by the client's thread only. */
+/* The files of a durable job (proto/durable.h) that become a checkpoint or a clone: opened, and
+ * what they say of the job and its steps read and checked. Anybody may have written them. Not here:
+ * states (adopt.c). Used by the client's thread only. */
 #ifndef CSTC_ADOPT_FILES_H
 #define CSTC_ADOPT_FILES_H
 
@@ -31,11 +31,21 @@ void cstc_adopt_files_init(struct cstc_adopt_files *a);
 int cstc_adopt_files_open(struct cstc_adopt_files *a, const char *const *files, uint32_t n,
                           struct cst_err *err);
 
+/* As cstc_adopt_files_open, with the open files @fds. Those that @a owns now, and closes, are -1.
+ * @names: what messages call them. */
+int cstc_adopt_files_take(struct cstc_adopt_files *a, int *fds, const char *const *names,
+                          uint32_t n, struct cst_err *err);
+
 void cstc_adopt_files_close(struct cstc_adopt_files *a);
 
 /* Read @bytes at @at of file number @file to @to. CST_EINVAL: the file is too short. CST_EIO. */
 int cstc_adopt_read(const struct cstc_adopt_files *a, uint32_t file, void *to, uint64_t bytes,
                     uint64_t at, struct cst_err *err);
+
+/* Read the seal at place @i, 0 or 1, with a `sum` of 0. *out is NULL if it cannot be read or has a
+ * wrong checksum, as one that was being written; the caller frees it. CST_ENOMEM. */
+int cstc_adopt_seal(const struct cstc_adopt_files *a, uint32_t i, struct cst_durable_seal **out,
+                    struct cst_err *err);
 
 /* Row @row of @chunk, from CST_ROW_MASTER to CST_ROW_WEIGHT_OTHER; NULL: it is in no file. */
 const Cistern__DurableRow *cstc_adopt_row(const Cistern__DurableChunk *chunk, uint32_t row);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The commands `cistern save`, `cistern adopt` and `cistern checkpoints`. */
+/* The commands `cistern save`, `cistern clone`, `cistern adopt` and `cistern checkpoints`. */
 #include "cistern/checkpoint.h"
+#include "client/checkpoint/clone.h"
 #include "client/cli/cli.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -137,6 +138,42 @@ int cli_adopt(struct cli *cli)
                  (unsigned long long)result.step, result.job, dir, cli_bytes(result.bytes, size),
                  result.seconds, result.n_rows - result.n_unchecked, result.n_rows);
     return CLI_EXIT_OK;
+}
+
+int cli_clone(struct cli *cli)
+{
+    static struct cstc_clone_result result; /* Too large for a stack. */
+    struct cst_err err = {0};
+    json_t *files;
+    char size[CLI_HUMAN_BYTES];
+
+    if (cstc_clone(cli->client, cli->args[0], cli->args + 1, (uint32_t)cli->n_args - 1, &result,
+                   &err) != CST_OK) {
+        return cli_fail(&err);
+    }
+    if (!cli->json) {
+        (void)printf("cloned step %llu of %s: %s in %.2f s, shared with the job until it writes "
+                     "there\n",
+                     (unsigned long long)result.step, cli->args[0], cli_bytes(result.bytes, size),
+                     result.seconds);
+        for (uint32_t i = 0; i < result.n; i++) {
+            (void)printf("%s\n", result.paths[i]);
+        }
+        return CLI_EXIT_OK;
+    }
+    files = json_array();
+    for (uint32_t i = 0; i < result.n && files != NULL; i++) {
+        if (json_array_append_new(files, json_string(result.paths[i])) != 0) {
+            json_decref(files);
+            files = NULL;
+        }
+    }
+    return cli_json_print(json_pack("{s:s, s:I, s:o, s:I, s:f, s:f}", "job", cli->args[0], "step",
+                                    (json_int_t)result.step, "files", files, "bytes",
+                                    (json_int_t)result.bytes, "seconds", result.seconds,
+                                    "held_seconds", result.held_seconds))
+               ? CLI_EXIT_OK
+               : CLI_EXIT_FAILURE;
 }
 
 /* Add @checkpoint to @array. False: no memory. */

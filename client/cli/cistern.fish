@@ -72,13 +72,13 @@ complete -c cistern -n 'test (count (__cistern_words)) -eq 0' -a '(__cistern_com
 complete -c cistern -n '__cistern_at 0 help' -a '(__cistern_commands)'
 complete -c cistern -n 'string match -q -- "-*" (commandline -ct)' -a '(__cistern_options (__cistern_words)[1] | string replace " " \t)'
 complete -c cistern -n '__cistern_words >/dev/null' -F
-complete -c cistern -n '__cistern_at 0 job tensors explain rm trace report save' -a '(__cistern_names jobs)'
+complete -c cistern -n '__cistern_at 0 job tensors explain rm trace report save clone' -a '(__cistern_names jobs)'
 complete -c cistern -n '__cistern_at 0 node' -a '(__cistern_seconds node)'
 complete -c cistern -n '__cistern_at 1 node; and contains -- (__cistern_words)[2] drop drain' -a '(__cistern_names node list)'
 complete -c cistern -n '__cistern_at 1 node; and contains -- key (__cistern_words)' -F
 complete -c cistern -n '__cistern_at 1 explain' -a '(__cistern_names tensors (__cistern_words)[2])'
 complete -c cistern -n '__cistern_at 0 plan' -F -a 'preset:(__cistern_listed plan preset:)'
 complete -c cistern -n '__cistern_at 0 schedule' -a 'check (__cistern_listed schedule "" --stages 1 --micro-batches 1)'
-complete -c cistern -n '__cistern_at 1 save schedule' -F
+complete -c cistern -n '__cistern_at 1 save clone schedule' -F
 complete -c cistern -n '__cistern_at 0 load checkpoints adopt; or __cistern_at 1 adopt' -F
 complete -c cistern -n 'contains -- run (__cistern_words)' -F

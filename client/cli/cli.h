@@ -160,6 +160,7 @@ int cli_metrics(struct cli *cli);
 int cli_trace(struct cli *cli);
 int cli_report(struct cli *cli);
 int cli_save(struct cli *cli);
+int cli_clone(struct cli *cli);
 int cli_adopt(struct cli *cli);
 int cli_load(struct cli *cli);
 int cli_checkpoints(struct cli *cli);

@@ -51,6 +51,8 @@ static const struct command commands[] = {
      CLI_USES_JSON | CLI_USES_SAVE, DAEMON, cli_save},
     {"load", "DIR [JOB]", "make a job from a checkpoint, which workers then join", 1, 1,
      CLI_USES_JSON | CLI_USES_LOAD, DAEMON, cli_load},
+    {"clone", "JOB DIR..", "copy a durable job's files, which share blocks (on XFS)", 2, ANY_NUMBER,
+     CLI_USES_JSON, DAEMON, cli_clone},
     {"adopt", "FILE.. DIR", "make a checkpoint in DIR of the files of a durable job", 2, ANY_NUMBER,
      CLI_USES_JSON, NO_DAEMON, cli_adopt},
     {"checkpoints", "DIR", "list the checkpoints in DIR: step, size, whole or torn", 1, 0,

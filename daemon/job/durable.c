@@ -8,6 +8,7 @@
 #include "daemon/job/core_driver.h"
 #include "daemon/job/durable_description.h"
 #include "daemon/job/job.h"
+#include "daemon/job/saver.h"
 #include "daemon/ledger/describe.h"
 #include "daemon/memory/files.h"
 #include "daemon/memory/tiers/tier.h"
@@ -506,10 +507,10 @@ int cstd_durable_seal(struct cstd_job *job, struct cst_err *err)
     return CST_OK;
 }
 
-/* -- workers that leave ----------------------------------------------------------------------- */
+/* -- requests that wait ----------------------------------------------------------------------- */
 
-/* A Leave of @job that waits for a seal; NULL: there is none. */
-static struct cstd_pending *next_leave(const struct cstd_job *job)
+/* A request of @job that waits for a seal; NULL: there is none. */
+static struct cstd_pending *next_request(const struct cstd_job *job)
 {
     struct cstd_pending *request;
 
@@ -527,7 +528,7 @@ void cstd_durable_look(struct cstd_job *job)
     struct cstd_pending *request;
 
     while (job->spec.states.durable && job->core != NULL && job->state == CSTD_JOB_READY &&
-           !cst_core_seals(job->core) && (request = next_leave(job)) != NULL) {
+           !cst_core_seals(job->core) && (request = next_request(job)) != NULL) {
         struct cst_event event = {.kind = CST_EV_LEAVE, .tag = cstd_pending_tag(request, 0)};
         struct cst_core_stats stats;
         struct cst_err why = {0};
@@ -535,9 +536,13 @@ void cstd_durable_look(struct cstd_job *job)
         request->waits_seal = false;
         cst_core_stats(job->core, &stats);
         if (stats.phase == CST_PHASE_FAILED || request->session == NULL) {
-            /* Nobody is told that all is well: the worker ends, and its rank with it. */
+            /* Nobody is told that all is well: a worker ends, and its rank with it. */
             (void)cst_core_check_attempt(job->core, stats.attempt, &why);
             cstd_session_fail(job->daemon, request, &why);
+            continue;
+        }
+        if (request->recorded) {
+            cstd_saver_begun(request);
             continue;
         }
         event.rank = request->session->rank;

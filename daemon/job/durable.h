@@ -51,7 +51,8 @@ bool cstd_durable_is_ticket(uint64_t ticket);
 void cstd_durable_done(struct cstd_job *job, uint64_t ticket, int status, double value,
                        const char *text);
 
-/* The core of @job, which is READY, has moved on: workers leave that have waited for a seal. */
+/* The core of @job, which is READY, has moved on: workers leave, and saves begin, that have waited
+ * for a seal. */
 void cstd_durable_look(struct cstd_job *job);
 
 #endif

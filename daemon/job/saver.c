@@ -29,9 +29,8 @@ void cstd_saver_gone(struct cstd_session *session)
 
 static void on_described(struct cstd_job *job, const struct cst_err *err);
 
-/* The save of @request has begun: answer with the description of its job, as soon as there is one.
- * If it fails, the client ends the save by SAVE_END, as after any other failure. */
-static void give_description(struct cstd_pending *request)
+/* If this fails, the client ends the save by SAVE_END, as after any other failure. */
+void cstd_saver_begun(struct cstd_pending *request)
 {
     Cistern__SaveBegun begun = CISTERN__SAVE_BEGUN__INIT;
     struct cstd_job *job = request->job;
@@ -61,7 +60,7 @@ static void on_described(struct cstd_job *job, const struct cst_err *err)
         }
         request->waits_description = false;
         if (err->status == CST_OK) {
-            give_description(request);
+            cstd_saver_begun(request);
         } else {
             cstd_session_fail(job->daemon, request, err);
         }
@@ -74,7 +73,10 @@ void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
     struct cstd_session *session = request->session;
 
     if (reply->status == CST_OK) {
-        give_description(request);
+        request->waits_seal = request->recorded && cst_core_seals(request->job->core);
+        if (!request->waits_seal) {
+            cstd_saver_begun(request);
+        }
         return;
     }
     cstd_session_fail(daemon, request, &reply->err);

@@ -12,7 +12,12 @@ struct cstd_pending;
 struct cstd_session;
 struct cst_reply;
 
-/* The save of @request has begun, or was refused: answer with the job's description. */
+/* The save of @request has begun: answer with the description of its job, as soon as there is one.
+ */
+void cstd_saver_begun(struct cstd_pending *request);
+
+/* The save of @request has begun, or was refused: answer with the job's description. A Save of what
+ * is recorded waits until the last step is (cstd_durable_look). */
 void cstd_saver_answer(struct cstd_daemon *daemon, struct cstd_pending *request,
                        const struct cst_reply *reply);
 

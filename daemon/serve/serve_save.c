@@ -11,10 +11,11 @@
 #include "daemon/session/pending.h"
 #include "daemon/session/session.h"
 
-/* Give @event to the core of @job, which answers request @id. False: not possible, and an error was
+/* Give @event to the core of @job, which answers request @id; a Save of what is @recorded later.
+ * False: not possible, and an error was
  * sent as the answer. */
 static bool feed(struct cstd_session *session, struct cstd_job *job, uint64_t id, uint16_t type,
-                 struct cst_event *event)
+                 struct cst_event *event, bool recorded)
 {
     struct cstd_pending *request;
     struct cst_err err = {0};
@@ -27,6 +28,7 @@ static bool feed(struct cstd_session *session, struct cstd_job *job, uint64_t id
         cstd_session_error(session, id, &err);
         return false;
     }
+    request->recorded = recorded;
     request->restores = event->kind == CST_EV_RESTORE;
     event->tag = cstd_pending_tag(request, 0);
     cstd_job_feed(job, event);
@@ -48,6 +50,12 @@ void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body)
     if (rc == CST_OK) {
         rc = cstd_migrate_check_whole(job, &err);
     }
+    if (rc == CST_OK && name->has_recorded && name->recorded && !job->spec.states.durable) {
+        rc = cst_err_set(&err, CST_EINVAL,
+                         "job '%s' is not durable: no step is recorded in files that can be "
+                         "cloned; save it instead",
+                         job->name);
+    }
     if (rc == CST_OK && session->saves != NULL) {
         rc = cst_err_set(&err, CST_EBUSY, "this connection saves job '%s' already",
                          session->saves->name);
@@ -62,7 +70,8 @@ void cstd_serve_save(struct cstd_session *session, uint64_t id, void *body)
     }
     session->saves = job;
     job->saver = session;
-    if (!feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE, &event)) {
+    if (!feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE, &event,
+              name->has_recorded && name->recorded)) {
         cstd_saver_detach(session);
     }
 }
@@ -78,7 +87,7 @@ void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     cstd_saver_detach(session);
-    (void)feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE_END, &event);
+    (void)feed(session, job, id, CISTERN__MSG_TYPE__MSG_SAVE_END, &event, false);
 }
 
 void cstd_serve_saved(struct cstd_session *session, uint64_t id, void *body)
@@ -113,5 +122,5 @@ void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body)
         event.n_elems = message->n_missed;
         event.missed = message->missed;
     }
-    (void)feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event);
+    (void)feed(session, session->job, id, CISTERN__MSG_TYPE__MSG_RESTORE, &event, false);
 }

@@ -58,8 +58,11 @@ struct cstd_pending {
     uint32_t n_left;  /* Number of items without a result. */
     /* The request is a worker's Commit, which waits for the other ranks. */
     bool waits_commit;
-    /* The request is a Leave, which waits until the last step is on the drives (durable.h). */
+    /* The request is a Leave, or a Save of what is recorded, which waits until the last step is on
+     * the drives (durable.h). */
     bool waits_seal;
+    /* The request is a Save of what is recorded. */
+    bool recorded;
     /* The request is a Save, which waits for the description of its job. */
     bool waits_description;
     /* The request is the last Restore of a load, after those with `more`. */

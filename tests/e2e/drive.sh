@@ -16,15 +16,16 @@ make_files() {
     files=$(mktemp -d -p "$drive" cistern-files.XXXXXX)
 }
 
-# Mount an ext4 file system of $2 bytes, on a drive of its own, at $1. False: that is not possible here; no_loop says why.
+# Mount a file system of $2 bytes, $3 or ext4, on a drive of its own, at $1. False: that is not possible here; no_loop says why.
 make_loop() {
-    local program
-    for program in mkfs.ext4 mount umount fsfreeze; do
+    local program type=${3:-ext4} force=-F
+    [ "$type" = ext4 ] || force=-f
+    for program in "mkfs.$type" mount umount fsfreeze; do
         command -v "$program" >/dev/null || { no_loop="no $program"; return 1; }
     done
     mkdir -p "$1"
     truncate -s "$2" "$1.image"
-    mkfs.ext4 -q -F "$1.image" 2>"$tmp/mkfs.err" || { no_loop=$(tail -n 1 "$tmp/mkfs.err"); return 1; }
+    "mkfs.$type" -q "$force" "$1.image" 2>"$tmp/mkfs.err" || { no_loop=$(tail -n 1 "$tmp/mkfs.err"); return 1; }
     mount -o loop "$1.image" "$1" 2>"$tmp/mount.err" || { no_loop=$(tail -n 1 "$tmp/mount.err"); return 1; }
     loops+=("$1")
 }

@@ -64,6 +64,7 @@ elsewhere() {
     'cistern top') echo 'top.sh top' ;;
     'cistern node list') echo 'links.sh node list' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
+    'cistern clone '*) echo 'clone.sh cistern clone' ;;
     'cistern drain --save DIR') echo 'revival.sh cistern drain --save' ;;
     'cistern checkpoints --check'*) echo 'checkpoint.sh --check --json' ;;
     *--durable*) echo 'durable.sh --durable' ;;
