@@ -71,8 +71,10 @@ for nth in 1 3 $((200 + RANDOM % 400)); do
     failed) ./cistern rm faulty ;;
     *) fail "the job has not failed" ;;
     esac
-    # The drive answers again, and is used again.
+    # The drive answers again, and is used again when the engine that waited has ended.
+    engine=$(grep -ho 'when process [0-9]*' "$tmp"/*.log | tail -n 1 | tr -dc 0-9)
     : >"$DISK_UNTIL"
+    poll gone "$engine"
     begin again 1 --steps 10 --disk "$drive"
     end "a drive that answers again"
     cmp "$tmp/memory.weights" "$tmp/again.weights" || fail "other weights on a drive that answers again"
