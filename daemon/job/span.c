@@ -101,21 +101,22 @@ static int check_options(const struct cstd_job *job, struct cst_err *err)
 {
     const struct {
         bool has;
-        const char *what;
-    } rows[] = {{job->base != NULL, "base"},
-                {job->files.n > 0, "disk"},
-                {job->predecessor != NULL, "reshape"},
-                {job->model.n_stages > 0, "stages"},
-                {job->spec.states.grad_over_weight, "grad_over_weight"},
-                {job->spec.updates.overlap != CST_OVERLAP_COMMIT, "overlap"},
-                {job->spec.updates.unused != CST_UNUSED_ZERO, "unused"}};
+        const char *what, *remedy;
+    } rows[] = {
+        {job->base != NULL, "base", "leave base out"},
+        {job->files.n > 0, "disk", "leave disk out"},
+        {job->predecessor != NULL, "reshape", "leave reshape out"},
+        {job->model.n_stages > 0, "stages", "train it without dispatch"},
+        {job->spec.states.grad_over_weight, "grad_over_weight", "leave it out"},
+        {job->spec.updates.overlap != CST_OVERLAP_COMMIT, "overlap", "set overlap to commit"},
+        {job->spec.updates.unused != CST_UNUSED_ZERO, "unused skip", "set unused to zero"}};
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].has) {
             return cst_err_set(err, CST_EUNSUPPORTED,
                                "job '%s' has ranks on several nodes, and %s: this version does "
-                               "either; leave %s out",
-                               job->name, rows[i].what, rows[i].what);
+                               "either; %s",
+                               job->name, rows[i].what, rows[i].remedy);
         }
     }
     return CST_OK;
