@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of a span share: span_find.c (which part is meant), span.c (meeting, the end),
- * span_join.c (engines), span_core.c (members and cores). Loop thread only. */
+ * span_chunks.c (chunks and rank blocks), span_join.c (engines), span_core.c (members and cores),
+ * span_read.c (states on other nodes). Loop thread only. */
 #ifndef CSTD_SPAN_PARTS_H
 #define CSTD_SPAN_PARTS_H
 
@@ -49,6 +50,10 @@ void cstd_span_serve(struct cstd_job *job);
 void cstd_span_read_down(struct cstd_job *job, uint32_t m);
 void cstd_span_handle_reads(struct cstd_daemon *daemon);
 
+/* The number of rank blocks of @world ranks on one node. */
+uint32_t cstd_span_blocks(const struct cstd_job *job, uint32_t world);
+
+void cstd_span_handle_chunks(struct cstd_daemon *daemon);
 void cstd_span_handle_net(struct cstd_daemon *daemon);
 void cstd_span_handle_core(struct cstd_daemon *daemon);
 
