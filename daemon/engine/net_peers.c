@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* An engine of a network that nobody uses and that has no process; NULL: there is none. */
 static struct cstd_engine *find_idle(struct cstd_engines *engines)
@@ -32,7 +33,7 @@ int cstd_net_engine_take(struct cstd_engines *engines, const char *name, const c
     if (engines->net_program[0] == '\0') {
         return cst_err_set(err, CST_ENOTFOUND,
                            "there is no cistern-engine-net, which a job on several nodes needs: "
-                           "install the package cistern-net");
+                           "install cistern again, whole");
     }
     net = calloc(1, sizeof *net);
     if (net == NULL) {
@@ -89,6 +90,14 @@ int cstd_net_engine_add_peer(struct cstd_engine *engine, uint32_t machine, const
     uint8_t packed[CST_FRAME_MAX_BODY / 16];
     size_t n = 0;
 
+    if (there != NULL && strcmp(there->transport, engine->net->transport) != 0) {
+        (void)cst_err_set(err, CST_EMISMATCH,
+                          "machine %u sends a job's data by '%.7s', this one by '%s': set "
+                          "'network' in [node] to the same value on all nodes",
+                          machine, there->transport, engine->net->transport);
+        engine__net_end__free_unpacked(there, NULL);
+        return CST_EMISMATCH;
+    }
     if (there != NULL) {
         peer.machine = machine;
         peer.token.data = (uint8_t *)(uintptr_t)token;

@@ -22,7 +22,8 @@ int cstd_net_engine_take(struct cstd_engines *engines, const char *name, const c
 void cstd_net_engine_release(struct cstd_engines *engines, unsigned index);
 
 /* Let @machine, whose engine is reached at the packed NetEnd @end and has @token of @token_bytes,
- * be a peer of the engine, in place of what it was. CST_EPROTO: @end is none; CST_ENOMEM. */
+ * be a peer of the engine, in place of what it was. CST_EPROTO: @end is none; CST_EMISMATCH: it has
+ * another transport; CST_ENOMEM. */
 int cstd_net_engine_add_peer(struct cstd_engine *engine, uint32_t machine, const uint8_t *token,
                              size_t token_bytes, const uint8_t *end, size_t end_bytes,
                              struct cst_err *err);

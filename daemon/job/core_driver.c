@@ -18,7 +18,6 @@
 #include "daemon/memory/upkeep.h"
 #include "daemon/session/pending.h"
 
-#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 

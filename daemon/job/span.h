@@ -132,12 +132,12 @@ void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *op
 bool cstd_span_is_wanted(const struct cstd_job *job);
 
 /* Phase MEET of the commit: CST_OK: all parts are known, or the job has no others. CST_EAGAIN:
- * cstd_commit_met follows. CST_EUNSUPPORTED: this daemon has no links, or the job has an option
+ * ops->met follows. CST_EUNSUPPORTED: this daemon has no links, or the job has an option
  * that such jobs cannot have. */
 int cstd_span_meet(struct cstd_job *job, struct cst_err *err);
 
 /* Phase CHUNKS: take the engine. On node 0, CST_OK. On the others, CST_EAGAIN until node 0 has told
- * the sizes of chunks; cstd_commit_met follows. */
+ * the sizes of chunks; ops->met follows. */
 int cstd_span_prepare(struct cstd_job *job, struct cst_err *err);
 
 /* The layout of @job is built and its pools fit: on node 0, tell the others the sizes of chunks. */
@@ -147,7 +147,7 @@ void cstd_span_tell_chunks(struct cstd_job *job);
 int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config,
                       struct cst_err *err);
 
-/* Phase JOIN: connect the net engines. CST_EAGAIN: cstd_commit_met follows. */
+/* Phase JOIN: connect the net engines. CST_EAGAIN: ops->met follows. */
 int cstd_span_join(struct cstd_job *job, struct cst_err *err);
 
 /* The net engine of the job is up, or was given up. */

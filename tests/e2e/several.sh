@@ -2,12 +2,12 @@
 # Functions for scripts with several nodes: daemons on ports of this machine that have links to each other. Sourced after lib.sh.
 # shellcheck disable=SC2154 # tmp and line, which lib.sh sets
 
-# Start the daemon of node $1. Sets node_pid.
+# Start the daemon of node $1, whose jobs use the network $2 (trusted, the default, or encrypted). Sets node_pid.
 start_node() {
     mkdir "$tmp/$1" "$tmp/$1/run"
     ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
-    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = trusted\n' \
-        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" >"$tmp/$1/conf"
+    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\n' \
+        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" >"$tmp/$1/conf"
     : >"$tmp/$1/nodes"
     start "$1" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
     await "$1" 'PID=*'

@@ -94,3 +94,20 @@ pid=$!
 ! rank_of b 1 || fail "another optimizer on another node was accepted"
 ! wait "$pid" || fail "another optimizer on another node was accepted"
 grep -q "node '[ab]': .*optimizer" "$tmp/other.a.log" "$tmp/other.b.log" || fail "said: $(cat "$tmp/other.a.log" "$tmp/other.b.log")"
+
+# The engines of e and f send to each other by TLS, and g's does not.
+start_node e encrypted
+start_node f encrypted
+start_node g
+acquaint e f g
+nodes=(e)
+train one
+nodes=(e f)
+train encrypted
+cmp "$tmp/one.losses" "$tmp/encrypted.losses" || fail "two nodes with an encrypted network: other losses"
+options=encrypted same_states encrypted
+rank_of e 0 &
+pid=$!
+! rank_of g 1 || fail "a node with another network was accepted"
+! wait "$pid" || fail "a node with another network was accepted"
+grep -q "'network' in \[node\]" "$tmp/other.e.log" "$tmp/other.g.log" || fail "said: $(cat "$tmp/other.e.log" "$tmp/other.g.log")"
