@@ -87,7 +87,7 @@ void cli_plan_nodes_print(const struct cli_plan_nodes *nodes, const struct cli_p
                      cli_count((uint64_t)n->hidden_tokens + 1, a),
                      cli_count(nodes->config.tokens * input->config.world, b));
     }
-    (void)printf("rows      %s on each node: all weights, and gradients and states of %u of %u "
+    (void)printf("rows      %s on each node: all weights and gradients, and states of %u of %u "
                  "parts\n",
                  cli_bytes(n->row_bytes, a), nodes->config.n_copies, nodes->config.n_nodes);
 }

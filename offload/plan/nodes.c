@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "offload/plan/nodes.h"
 
-#include "offload/machines/homes.h"
 #include "proto/patterns.h"
 
 /* What one machine pulls in a step, and what it has; bytes. */
@@ -18,10 +17,10 @@ static uint64_t partial_bytes(const struct cst_plan_config *config,
     return (alone && chunk->dtype != CST_FP32 ? 2 : 4) * chunk->n_elems;
 }
 
-/* Bytes of the rows that only machines with the chunk's states have. */
+/* Bytes of the states, which only some machines have. */
 static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_layout_chunk *chunk)
 {
-    uint64_t bytes = cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_GRAD, chunk->n_elems);
+    uint64_t bytes = 0;
 
     for (int row = CST_ROW_MASTER; row < CST_ROW_COUNT; row++) {
         bytes += cst_layout_chunk_row_bytes(layout, chunk, row, chunk->n_elems);
@@ -29,30 +28,36 @@ static uint64_t state_bytes(const struct cst_layout *layout, const struct cst_la
     return bytes;
 }
 
+/* Bytes of weights and gradients, which every machine has: partial sums lie
+ * in the rows of gradients. */
+static uint64_t everywhere_bytes(const struct cst_layout *layout,
+                                 const struct cst_layout_chunk *chunk)
+{
+    return cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_WEIGHT, chunk->n_elems) +
+           cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER, chunk->n_elems) +
+           cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_GRAD, chunk->n_elems);
+}
+
 static void add_chunk(struct machine *machines, const struct cst_plan_nodes_config *nodes,
                       const struct cst_plan_config *config, const struct cst_layout *layout,
                       uint32_t c)
 {
-    const struct cst_homes homes = {.n_first = nodes->n_nodes, .n_copies = nodes->n_copies};
-    const struct cst_set all = cst_set_range(0, nodes->n_nodes);
+    const struct cst_layout_machines all = {.n = nodes->n_nodes, .copies = nodes->n_copies};
     const struct cst_layout_chunk *chunk = &layout->chunks[c];
     uint64_t weights = cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_WEIGHT, chunk->n_elems);
-    uint64_t more = cst_layout_chunk_row_bytes(layout, chunk, CST_ROW_WEIGHT_OTHER, chunk->n_elems);
-    uint32_t copies[CST_SET_MAX];
-    uint32_t n = cst_homes_copies(&homes, c, &all, copies);
     bool trained = cst_layout_has_states(chunk);
 
-    for (uint32_t m = 0; m < nodes->n_nodes; m++) {
-        machines[m].rows += weights + (trained ? more : 0);
+    for (uint32_t m = 0; m < all.n; m++) {
+        machines[m].rows += everywhere_bytes(layout, chunk);
         machines[m].weights += trained ? weights : 0;
     }
-    for (uint32_t i = 0; i < n && trained; i++) {
-        struct machine *machine = &machines[copies[i]];
+    for (uint32_t i = 0; i < all.copies && trained; i++) {
+        struct machine *machine = &machines[cst_layout_keeper(&all, c, i)];
 
         machine->weights -= weights;
         machine->rows += state_bytes(layout, chunk);
         if (i == 0) {
-            machine->sums += (nodes->n_nodes - 1) * partial_bytes(config, chunk);
+            machine->sums += (all.n - 1) * partial_bytes(config, chunk);
         } else {
             machine->copies += cst_layout_grad_bytes(layout, chunk);
         }

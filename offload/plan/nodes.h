@@ -2,7 +2,7 @@
 /* A job on several machines in a plan: what each pulls over its link in a step, under which passes
  * that hides, and what rows it has. Every machine has the model and as many ranks as the plan.
  *
- * With N machines and r copies, the home of a chunk (offload/machines/homes.h) pulls a partial sum
+ * With N machines and r copies, the home of a chunk (cst_layout_keeper) pulls a partial sum
  * from each other machine; its r - 1 buddies pull the sum, and all others the new weights. If a
  * partial sum and the sum of a parameter take b and 2 bytes, a machine pulls (b + 2) (N - 1) / N
  * bytes per parameter. A partial sum is 2 bytes if it is the bf16 gradient of one rank in one

@@ -20,7 +20,7 @@ for nodes in 2 3 4 6 12; do
         expect 0 "${box[@]}" --nodes $nodes --link 100 --copies $copies --json
         holds ".plan.n_chunks == 12"
         holds ".nodes | .sum_bytes == 2 * $n * ($nodes - 1) / $nodes and .copy_bytes == 2 * $n * ($copies - 1) / $nodes
-            and .weight_bytes == 2 * $n * ($nodes - $copies) / $nodes and .row_bytes == 2 * $n + 14 * $n * $copies / $nodes"
+            and .weight_bytes == 2 * $n * ($nodes - $copies) / $nodes and .row_bytes == 4 * $n + 12 * $n * $copies / $nodes"
         holds '.nodes | .link_bytes_per_s == 12.5e9 and (.sum_s * 12.5e9 - .sum_bytes - .copy_bytes | fabs) < 1
             and (.weight_s * 12.5e9 - .weight_bytes | fabs) < 1 and (.sum_under_s / .weight_under_s - 2 | fabs) < 1e-9'
     done
@@ -33,7 +33,7 @@ holds '.nodes == null'
 # What is frozen does not move, and every node has it.
 jq '.tensors[3].pattern = "frozen"' "$tmp/model.json" >"$tmp/frozen.json"
 expect 0 "$tmp/frozen.json" "${box[@]:1}" --nodes 2 --link 100 --json
-holds ".nodes | .sum_bytes + .weight_bytes == 2 * 262144 * 11 and .row_bytes == 2 * $n + 14 * 262144 * 6"
+holds ".nodes | .sum_bytes + .weight_bytes == 2 * 262144 * 11 and .row_bytes == 2 * $n + 2 * 262144 * 11 + 12 * 262144 * 6"
 
 # The tokens from which on all is hidden do not depend on the size of the model: x F / B with x = (N - 1) / N, but for
 # attention and for parameters that are in no product.
@@ -50,7 +50,7 @@ says '^nodes +4, each with 2 ranks, and 2 copies of the states; links of 100 Gbi
 says '^link +a node receives [0-9.]+ MiB in a step: [0-9.]+ MiB of sums, [0-9.]+ MiB of copies, [0-9.]+ MiB of weights$'
 says '^hidden +sums and copies .* of the last backward pass, .* too long; weights .* of the next forward pass'
 says '^tokens +all is hidden if a node has [0-9.]+ k in a micro-batch; it has 2\.05 k$'
-says '^rows +[0-9.]+ GiB on each node: all weights, and gradients and states of 2 of 4 parts$'
+says '^rows +[0-9.]+ GiB on each node: all weights and gradients, and states of 2 of 4 parts$'
 
 expect 2 "${box[@]}" --nodes 4
 complains '--link 100 for 100 Gbit/s'
