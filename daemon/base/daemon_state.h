@@ -66,7 +66,7 @@ struct cstd_daemon {
     uint8_t out[CST_FRAME_MAX_BODY]; /* Buffer in which a reply is encoded. */
     /* Functions that core_driver.c calls after a core has processed an event. */
     const struct cstd_core_driver_ops *core_ops;
-    const struct cstd_span_ops *span_ops; /* What jobs on several nodes ask for. */
+    const struct cstd_span_ops *span_ops;      /* What jobs on several nodes ask for. */
     void (*leave)(struct cstd_daemon *daemon); /* cstd_daemon_leave, for serve_handover.c. */
     struct cst_actions actions; /* What the core asks for that processes an event now. */
     uint64_t epoch;             /* Random number of this start of the daemon. */
