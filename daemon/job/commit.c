@@ -568,9 +568,7 @@ static int make_ledger(struct cstd_job *job, struct cst_err *err)
     if (job->predecessor != NULL && cstd_reshape_take_configs(job, err) != CST_OK) {
         return err->status;
     }
-    /* What other nodes have told is not kept, so that a job on several nodes ends with the daemon.
-     */
-    return job->span == NULL && cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
+    return cstd_ledger_prepare(job, on_ledger) ? CST_EAGAIN : CST_OK;
 }
 
 static void on_states(struct cstd_job *job, const struct cst_err *err)
@@ -644,6 +642,7 @@ void cstd_commit_close(struct cstd_job *job)
             (void)phases[job->phase].undo(job); /* job.c waits until the memory is gone. */
         }
     }
+    cstd_span_close(job, &job->closing); /* Of a job that does not go on after a restart. */
 }
 
 enum cst_job_state cstd_commit_shown(const struct cstd_job *job)

@@ -27,7 +27,7 @@ int cstd_job_memory_open(struct cstd_job *job, struct cst_err *err)
         .base = job->base != NULL ? &job->base->memory : NULL,
         .inherited = cstd_reshape_arenas(job),
         .sparse = job->migrate != NULL,
-        .serves = job->span != NULL ? cst_set_of(job->span->engine) : (struct cst_set){{0}},
+        .serves = cstd_span_serves(job),
         .description_bytes = cstd_upkeep_durable_description(job)};
     char arenas[CST_SIZE_TEXT], slabs[CST_SIZE_TEXT];
     int rc;

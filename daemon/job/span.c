@@ -10,7 +10,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/memory/job_options.h"
-#include "daemon/settings/settings.h"
+#include "daemon/revive/revive.h"
 #include "offload/layout/digest.h"
 
 #include <inttypes.h>
@@ -122,12 +122,35 @@ static int check_options(const struct cstd_job *job, struct cst_err *err)
     return CST_OK;
 }
 
+int cstd_span_make(struct cstd_job *job, uint64_t life, struct cst_err *err)
+{
+    struct cstd_span *span = calloc(1, sizeof *span);
+
+    if (span == NULL || (life == 0 && getrandom(&life, sizeof life, 0) != (ssize_t)sizeof life) ||
+        getrandom(span->token, sizeof span->token, 0) != (ssize_t)sizeof span->token) {
+        free(span);
+        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for its nodes", job->name);
+    }
+    span->job = job;
+    span->life = life + (life == 0);
+    TAILQ_INIT(&span->early);
+    cstd_span_read_open(span);
+    job->span = span;
+    return CST_OK;
+}
+
+void cstd_span_watch(struct cstd_span *span)
+{
+    span->watch =
+        (struct cstd_links_watch){.on_up = on_up, .on_down = on_down, .on_drain = on_drain};
+    cstd_links_watch(span->job->daemon->links, &span->watch);
+}
+
 static int make(struct cstd_job *job, struct cst_err *err)
 {
-    struct cstd_links *links = job->daemon->links;
     struct cstd_span *span;
 
-    if (links == NULL) {
+    if (job->daemon->links == NULL) {
         return cst_err_set(
             err, CST_EUNSUPPORTED,
             "job '%s' has %" PRIu32 " ranks, of which %" PRIu32
@@ -135,25 +158,14 @@ static int make(struct cstd_job *job, struct cst_err *err)
             "in [node] of cistern.conf, see cistern-nodes(7)",
             job->name, cst_job_all_ranks(&job->spec), job->world);
     }
-    if (check_options(job, err) != CST_OK) {
+    if (check_options(job, err) != CST_OK || cstd_span_make(job, 0, err) != CST_OK) {
         return err->status;
     }
-    span = calloc(1, sizeof *span);
-    if (span == NULL || getrandom(&span->life, sizeof span->life, 0) != sizeof span->life) {
-        free(span);
-        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for its nodes", job->name);
-    }
-    span->job = job;
-    span->life += span->life == 0;
+    span = job->span;
     span->n = 1;
     span->machines[0] = (struct cstd_span_machine){
         .life = span->life, .first_rank = job->spec.nodes.first_rank, .world = job->world};
-    TAILQ_INIT(&span->early);
-    cstd_span_read_open(span);
-    span->watch =
-        (struct cstd_links_watch){.on_up = on_up, .on_down = on_down, .on_drain = on_drain};
-    job->span = span;
-    cstd_links_watch(links, &span->watch);
+    cstd_span_watch(span);
     return CST_OK;
 }
 
@@ -394,6 +406,25 @@ static int on_here(void *arg, struct cstd_machine *peer, const uint8_t *body, si
 
 /* -- the end ---------------------------------------------------------------------------------- */
 
+/* This part of the job ends, because machine @machine has none any more, or tells it to. */
+static void end_with(struct cstd_job *job, struct cstd_span_machine *machine, bool removed,
+                     const struct cst_err *why)
+{
+    struct cstd_span *span = job->span;
+    const uint32_t m = (uint32_t)(machine - span->machines);
+
+    span->gone = *why;
+    /* Before all were members, nothing was trained. */
+    if (removed || (span->state == CSTD_SPAN_JOINED && !span->is_complete)) {
+        job->daemon->span_ops->removed(job, why);
+    } else if (span->state == CSTD_SPAN_JOINED) {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why->text);
+        cstd_span_lost(span, m);
+    } else {
+        job->daemon->span_ops->met(job, why);
+    }
+}
+
 static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                    struct cst_err *err)
 {
@@ -410,37 +441,80 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == gone->from->life) {
         (void)cst_err_set(&why, gone->status, "node '%s': %s", peer->entry.name, gone->why);
-        job->span->gone = why;
-        /* Before all were members, nothing was trained. */
-        if (gone->removed || (job->span->state == CSTD_SPAN_JOINED && !job->span->is_complete)) {
-            job->daemon->span_ops->removed(job, &why);
-        } else if (job->span->state == CSTD_SPAN_JOINED) {
-            cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);
-            cstd_span_link(job->span, peer, false);
-        } else {
-            job->daemon->span_ops->met(job, &why);
-        }
+        end_with(job, machine, gone->removed, &why);
     }
     span__gone__free_unpacked(gone, NULL);
     return CST_OK;
 }
 
-void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
+/* A part that has lost its states comes back without them: it is no member any more. */
+static int on_none(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
+                   struct cst_err *err)
+{
+    Span__None *none = span__none__unpack(NULL, n, body);
+    struct cstd_span_machine *machine;
+    struct cstd_job *job;
+    struct cst_err why;
+
+    if (none == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no answer about a job");
+    }
+    job = cstd_span_job(arg, none->from);
+    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
+    if (machine != NULL && job->span->life == none->from->life &&
+        job->span->state == CSTD_SPAN_JOINED && job->span->members != NULL) {
+        (void)cst_err_set(&why, CST_ELOST, "node '%s' has lost its part of job '%s'",
+                          peer->entry.name, job->name);
+        end_with(job, machine, false, &why);
+    }
+    span__none__free_unpacked(none, NULL);
+    return CST_OK;
+}
+
+void cstd_span_tell_none(struct cstd_daemon *daemon, struct cstd_machine *peer,
+                         const Span__Key *key)
+{
+    Span__None none = SPAN__NONE__INIT;
+    struct cst_err unused;
+
+    /* A job of an earlier daemon that does not go on here may go on in a later one. */
+    if (!cstd_revive_is_under_way(daemon) && daemon->revival->n_lost == 0) {
+        none.from = (Span__Key *)(uintptr_t)key;
+        (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_NONE, &none.base, &unused);
+    }
+}
+
+/* Tell the other parts that this one ends, because of @why. */
+static void tell_gone(struct cstd_job *job, const struct cst_err *why)
 {
     struct cstd_span *span = job->span;
     Span__Gone gone = SPAN__GONE__INIT;
     struct cst_err unused;
-    Span__Key key;
+    Span__Key key = cstd_span_key(job);
 
-    if (span == NULL) {
-        return;
-    }
-    key = cstd_span_key(job);
     gone.from = &key;
     gone.removed = job->state == CSTD_JOB_CLOSING && !job->daemon->draining;
     gone.status = why->status < 0 ? why->status : CST_ECANCELLED;
     gone.why = why->status < 0 ? (char *)(uintptr_t)why->text
                                : (char *)(uintptr_t) "the job was removed there";
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (span->machines[m].peer != NULL) {
+            (void)cstd_machine_send(span->machines[m].peer, SPAN__MSG_TYPE__SPAN_GONE, &gone.base,
+                                    &unused);
+        }
+    }
+}
+
+void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
+{
+    struct cstd_span *span = job->span;
+
+    if (span == NULL) {
+        return;
+    }
+    if (span->record == NULL) { /* Otherwise a later daemon may go on with it. */
+        tell_gone(job, why);
+    }
     cstd_links_unwatch(&span->watch);
     cstd_span_read_close(span);
     cstd_span_part(span);
@@ -448,12 +522,10 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
         struct cstd_span_machine *machine = &span->machines[m];
 
         if (machine->peer != NULL) {
-            (void)cstd_machine_send(machine->peer, SPAN__MSG_TYPE__SPAN_GONE, &gone.base, &unused);
             cstd_machine_release(machine->peer);
         }
         free(machine->squares);
         free(machine->told);
-        free(machine->segments);
         free(machine->end);
     }
     if (span->has_engine) {
@@ -468,6 +540,7 @@ void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *op
     daemon->span_ops = ops;
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_HERE, on_here, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_GONE, on_gone, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_NONE, on_none, daemon);
     cstd_span_handle_chunks(daemon);
     cstd_span_handle_net(daemon);
     cstd_span_handle_core(daemon);

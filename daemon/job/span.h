@@ -16,7 +16,11 @@
  * and messages between the cores go over the links (span_core.c).
  *
  * A part that fails, or is removed, tells the others (GONE), whose commits then fail with the same
- * cause. Loop thread only. */
+ * cause.
+ *
+ * A daemon that restarts goes on with the part that its ledger has: the span is JOINED at once, and
+ * the other machines join again one by one, when they have told how their engines are reached
+ * (span_keep.c). Loop thread only. */
 #ifndef CSTD_SPAN_H
 #define CSTD_SPAN_H
 
@@ -26,6 +30,7 @@
 #include "offload/base/machines.h"
 #include "offload/layout/layout.h"
 #include "offload/machines/members.h"
+#include "proto/ledger.pb-c.h"
 
 #define CSTD_SPAN_TOKEN_BYTES 16
 /* Most bytes of messages of a later epoch that wait until it holds here. */
@@ -61,16 +66,19 @@ struct cstd_span_machine {
     struct cstd_machine *peer; /* Held; NULL: this node. */
     uint64_t life;             /* Of the part; not 0. */
     uint32_t first_rank, world;
-    uint64_t heard; /* Which of our lives it has heard of. */
-    uint8_t *end;   /* Its engine, as its daemon has told; owned. NULL: not yet. */
+    uint8_t *end; /* Its engine, as its daemon has told; owned. NULL: not yet. */
     size_t end_bytes;
     struct cstd_span_segment *segments; /* Owned. */
     uint32_t n_chunks;                  /* As told. */
     uint32_t n_segments, n_told;        /* As told, and how many of them have come. */
-    struct cst_members_message *told;   /* Before `members` was open; owned. NULL: nothing. */
-    bool added;                         /* Node 0: to the members. */
-    double *squares;                    /* Of a message in several frames; owned. */
-    uint32_t n_squares, all_squares;    /* That have come, and of the whole message. */
+    bool connects;         /* It has told all, and the engine here maps its segments. */
+    bool joined;           /* It does: bytes can be copied. This node: the window is mapped. */
+    uint32_t n_mounting;   /* Segments that are not mapped yet. */
+    struct cst_err failed; /* A segment could not be mapped; or status 0. */
+    struct cst_members_message *told; /* Before it had joined; owned. NULL: nothing. */
+    bool added;                       /* Node 0: to the members. */
+    double *squares;                  /* Of a message in several frames; owned. */
+    uint32_t n_squares, all_squares;  /* That have come, and of the whole message. */
 };
 
 struct cstd_span {
@@ -85,12 +93,12 @@ struct cstd_span {
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES]; /* PLANNING: as node 0 has told; 0: not yet. */
     unsigned engine;                              /* The net engine; see has_engine. */
     bool has_engine;
-    bool connects;               /* JOINING: remote segments are being mapped. */
     uint64_t told_restarts;      /* Of the engine, when the others were last told of it. */
-    bool told_net;               /* JOINING: the others were told of the engine. */
-    uint32_t n_mounting;         /* JOINING: remote segments that the engine has not mapped yet. */
-    struct cst_err failed;       /* A remote segment could not be mapped; or status 0. */
-    struct cst_members *members; /* Owned; NULL: not JOINED. */
+    bool told_net;               /* The others were told of the engine. */
+    struct cst_err failed;       /* JOINING: a segment could not be mapped; or status 0. */
+    struct cst_members *members; /* Owned; NULL: not open. */
+    /* Of an earlier daemon, for the members, until they are open; owned. NULL: there is none. */
+    struct cst_members_record *record;
     const char *names[CST_MACHINES_MAX];
     uv_timer_t *timer;    /* The deadline of `members`; owned. */
     uint64_t epoch;       /* The last one that the core was given; 0: none. */
@@ -109,6 +117,7 @@ struct cstd_span {
     bool is_asked;               /* The first of `asks` uses the window. */
     bool is_reading;             /* The core reads into the window. */
     struct cstd_segment *window; /* From which other nodes copy; holds a reference. */
+    uint32_t window_id;          /* Of the window of an earlier daemon; 0: there was none. */
     struct cstd_deferred serve;
     struct cst_err gone; /* Why another part is gone; status 0: none is. */
 };
@@ -147,6 +156,9 @@ void cstd_span_tell_chunks(struct cstd_job *job);
 int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *config,
                       struct cst_err *err);
 
+/* The engine that serves the arenas of @job to other nodes; empty: the job has no span. */
+struct cst_set cstd_span_serves(const struct cstd_job *job);
+
 /* Phase JOIN: connect the net engines. CST_EAGAIN: ops->met follows. */
 int cstd_span_join(struct cstd_job *job, struct cst_err *err);
 
@@ -160,12 +172,35 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
  */
 void cstd_span_open(struct cstd_job *job);
 
-/* Write what a waiting commit waits for, "ranks 2 to 3, which no node with a link has told of", to
+/* Write what a waiting commit waits for, such as "2 of 4 ranks, which no node with a link has", to
  * @text; empty: it does not wait for other nodes. */
 void cstd_span_missing(const struct cstd_job *job, char *text, size_t size);
 
 /* Leave the span, because of @why, which the other parts are told. */
 void cstd_span_close(struct cstd_job *job, const struct cst_err *why);
+
+/* What the ledger has of a span; refers to itself and to the job. */
+struct cstd_span_ledger {
+    Ledger__Span span;
+    Ledger__Node nodes[CST_MACHINES_MAX], *list[CST_MACHINES_MAX];
+};
+
+/* Fill *out. False: the job has no span. */
+bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out);
+
+/* What the ledger has to remember of the members: the last record. NULL: nothing. Borrowed until
+ * the next event. */
+const struct cst_members_record *cstd_span_record(const struct cstd_job *job);
+
+/* Make the span of @job, which is in CSTD_JOB_REVIVING, from its ledger, without links: the layout
+ * can be built. CST_ELOST: the ledger is damaged. CST_ENOMEM. */
+int cstd_span_restore(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err);
+
+/* Find its nodes and take an engine, before its memory is opened. CST_ENOTFOUND: a node is not in
+ * the list of nodes; CST_EUNSUPPORTED: this daemon has no links. Others: as in cstd_span_prepare.
+ * cstd_span_open follows. */
+int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
+                     const struct cst_members_record *record, struct cst_err *err);
 
 /* True if the states that @event, a READ, reads are on another node. */
 bool cstd_span_reads(const struct cstd_job *job, const struct cst_event *event);

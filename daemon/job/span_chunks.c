@@ -10,13 +10,28 @@
 
 #include <inttypes.h>
 #include <string.h>
-#include <sys/random.h>
 
 uint32_t cstd_span_blocks(const struct cstd_job *job, uint32_t world)
 {
     const uint32_t n = job->spec.updates.block_ranks;
 
     return n > 0 && n < world ? world / n : 1;
+}
+
+int cstd_span_take_engine(struct cstd_job *job, struct cst_err *err)
+{
+    const struct cstd_settings *config = job->daemon->config;
+    struct cstd_span *span = job->span;
+
+    if (!span->has_engine &&
+        cstd_net_engine_take(job->daemon->engines, job->name,
+                             config->node.network == CSTD_NETWORK_TRUSTED ? "tcp" : "tls",
+                             cstd_span_listen(job->daemon), span->self, &span->engine,
+                             err) != CST_OK) {
+        return err->status;
+    }
+    span->has_engine = true;
+    return CST_OK;
 }
 
 int cstd_span_prepare(struct cstd_job *job, struct cst_err *err)
@@ -26,16 +41,8 @@ int cstd_span_prepare(struct cstd_job *job, struct cst_err *err)
     if (span == NULL) {
         return CST_OK;
     }
-    if (!span->has_engine) {
-        const struct cstd_settings *config = job->daemon->config;
-
-        if (cstd_net_engine_take(job->daemon->engines, job->name,
-                                 config->node.network == CSTD_NETWORK_TRUSTED ? "tcp" : "tls",
-                                 cstd_span_listen(job->daemon), span->self, &span->engine,
-                                 err) != CST_OK) {
-            return err->status;
-        }
-        span->has_engine = true;
+    if (cstd_span_take_engine(job, err) != CST_OK) {
+        return err->status;
     }
     return span->self == 0 || span->class_elems[0] != 0 ? CST_OK : CST_EAGAIN;
 }
@@ -49,9 +56,6 @@ void cstd_span_tell_chunks(struct cstd_job *job)
 
     if (span == NULL || span->self != 0) {
         return;
-    }
-    if (getrandom(span->token, sizeof span->token, 0) != sizeof span->token) {
-        span->token[0] = 1; /* Tokens are against mistakes (proto/engine.proto). */
     }
     for (uint32_t i = 0; i < job->layout.n_classes; i++) {
         span->class_elems[i] = job->layout.classes[i].capacity;
@@ -109,6 +113,11 @@ static int on_chunks(void *arg, struct cstd_machine *peer, const uint8_t *body, 
     return rc;
 }
 
+struct cst_set cstd_span_serves(const struct cstd_job *job)
+{
+    return job->span != NULL ? cst_set_of(job->span->engine) : (struct cst_set){{0}};
+}
+
 /* True if the sum of a rank block is that of several contributions, and is added to others. */
 static bool adds_sums(const struct cstd_job *job)
 {
@@ -143,7 +152,7 @@ int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *conf
     config->machines = (struct cst_layout_machines){
         .n = machines.n, .self = machines.self, .copies = machines.copies};
     config->partials.n_come = machines.n_rank_blocks - config->partials.n_here;
-    if (span->self != 0) {
+    if (span->self != 0 && span->class_elems[0] != 0) { /* As node 0 has told. */
         config->chunk_elems = span->class_elems[0];
         memcpy(config->class_elems, span->class_elems + 1,
                (CST_LAYOUT_MAX_CLASSES - 1) * sizeof *span->class_elems);

@@ -5,6 +5,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/span_message.h"
 #include "daemon/job/span_parts.h"
+#include "daemon/ledger/ledger.h"
 #include "daemon/settings/settings.h"
 #include "offload/core/revival.h"
 
@@ -120,6 +121,8 @@ static int on_core(void *arg, struct cstd_machine *peer, const uint8_t *body, si
         } else if (core->epoch > job->span->epoch) {
             keep_early(job->span, m, body, n);
         }
+    } else {
+        cstd_span_tell_none(arg, peer, core->from);
     }
     span__core__free_unpacked(core, NULL);
     return rc;
@@ -204,17 +207,26 @@ static void carry_out(struct cstd_span *span, const struct cst_members_actions *
     }
 }
 
+/* Give the members an event. What they have to remember is stored before it has any effect. */
+static int step(struct cstd_span *span, const struct cst_members_event *event,
+                struct cst_members_actions *actions, struct cst_err *err)
+{
+    const int rc = cst_members_step(span->members, event, actions, err);
+
+    cstd_ledger_note_members(span->job, cst_members_record(span->members));
+    return rc;
+}
+
 /* Node 0 adds the machines that have told their life. */
 static bool add_next(struct cstd_span *span, struct cst_members_actions *actions)
 {
     struct cst_err unused;
 
-    for (uint32_t m = 1; span->self == 0 && m < span->n; m++) {
+    for (uint32_t m = 1; span->self == 0 && !span->is_complete && m < span->n; m++) {
         struct cst_members_event add = {
             .kind = CST_MEMBERS_ADD, .now = uv_hrtime(), .machine = m, .idle = true};
 
-        if (!span->machines[m].added &&
-            cst_members_step(span->members, &add, actions, &unused) == CST_OK) {
+        if (!span->machines[m].added && step(span, &add, actions, &unused) == CST_OK) {
             span->machines[m].added = true;
             return true;
         }
@@ -239,7 +251,7 @@ static void feed_members(struct cstd_span *span, struct cst_members_event *event
         return;
     }
     event->now = uv_hrtime();
-    if (cst_members_step(span->members, event, actions, &err) == CST_OK) {
+    if (step(span, event, actions, &err) == CST_OK) {
         carry_out(span, actions);
     } else {
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
@@ -257,10 +269,13 @@ static void feed_members(struct cstd_span *span, struct cst_members_event *event
     }
 }
 
-/* The other machine has joined before this one, and has told its life. */
+/* The other machine tells its life before it has joined here. */
 static int keep_told(struct cstd_span_machine *machine, const struct cst_members_message *message,
                      struct cst_err *err)
 {
+    if (message->kind != CST_MEMBERS_TELL) {
+        return CST_OK; /* Votes are repeated. */
+    }
     if (machine->told == NULL) {
         machine->told = malloc(sizeof *machine->told);
     }
@@ -287,7 +302,7 @@ static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body,
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == in->from->life) {
         rc = cstd_span_read_members(in, &message, err);
-        if (rc == CST_OK && job->span->members == NULL) {
+        if (rc == CST_OK && (job->span->members == NULL || !machine->joined)) {
             rc = keep_told(machine, &message, err);
         } else if (rc == CST_OK) {
             feed_members(job->span, &(struct cst_members_event){
@@ -295,32 +310,68 @@ static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body,
                                         .machine = (uint32_t)(machine - job->span->machines),
                                         .message = &message});
         }
+    } else {
+        cstd_span_tell_none(arg, peer, in->from);
     }
     span__members__free_unpacked(in, NULL);
     return rc;
 }
 
+/* Machine @m has joined and has a link. */
+static void come(struct cstd_span *span, uint32_t m)
+{
+    struct cst_members_message *told = span->machines[m].told;
+
+    span->machines[m].told = NULL;
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
+    if (told != NULL && span->job->span == span) {
+        feed_members(span, &(struct cst_members_event){
+                               .kind = CST_MEMBERS_TOLD, .machine = m, .message = told});
+    }
+    free(told);
+}
+
+void cstd_span_joined(struct cstd_span *span, uint32_t m)
+{
+    if (span->members != NULL && m != span->self && span->machines[m].peer->up != NULL) {
+        come(span, m);
+    }
+}
+
 void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up)
 {
-    const struct cstd_span_machine *machine = cstd_span_find(span, peer);
+    struct cstd_span_machine *machine = cstd_span_find(span, peer);
+    const uint32_t m = machine != NULL ? (uint32_t)(machine - span->machines) : 0;
 
-    if (machine != NULL && !up) {
-        cstd_span_read_down(span->job, (uint32_t)(machine - span->machines));
+    if (machine == NULL || span->members == NULL) {
+        return;
     }
-    if (machine != NULL && up && span->state == CSTD_SPAN_JOINED) {
-        cstd_span_tell_engine(span, (uint32_t)(machine - span->machines));
+    if (up) {
+        cstd_span_tell_engine(span, m);
+        if (machine->joined) {
+            come(span, m);
+        }
+        return;
     }
-    if (machine != NULL) {
-        feed_members(span,
-                     &(struct cst_members_event){.kind = up ? CST_MEMBERS_UP : CST_MEMBERS_DOWN,
-                                                 .machine = (uint32_t)(machine - span->machines)});
-    }
+    cstd_span_read_down(span->job, m);
+    free(machine->told);
+    machine->told = NULL;
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
 }
 
 void cstd_span_anew(struct cstd_span *span, uint32_t m)
 {
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
-    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
+    if (span->job->span == span) {
+        come(span, m);
+    }
+}
+
+void cstd_span_lost(struct cstd_span *span, uint32_t m)
+{
+    cstd_span_read_down(span->job, m);
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_GONE, .machine = m});
 }
 
 void cstd_span_stepped(struct cstd_job *job)
@@ -338,42 +389,62 @@ void cstd_span_stepped(struct cstd_job *job)
 
 /* -- life ------------------------------------------------------------------------------------- */
 
+/* Open the members of @span. CST_ENOMEM; CST_EPROTO: the record is none. */
+static int open_members(struct cstd_span *span, struct cst_err *err)
+{
+    struct cstd_job *job = span->job;
+    const struct cst_members_config config = {.self = span->self,
+                                              .life = span->life,
+                                              .makes_job = span->self == 0,
+                                              .wait = job->daemon->config->node.wait_s *
+                                                      UINT64_C(1000000000),
+                                              .committed = cst_core_recorded_step(job->core),
+                                              .names = span->names};
+    int rc;
+
+    span->timer = malloc(sizeof *span->timer);
+    rc = span->timer != NULL
+             ? cst_members_open(&span->members, &config, span->record, uv_hrtime(), err)
+             : cst_err_set(err, CST_ENOMEM, "no memory for its members");
+    if (rc != CST_OK) {
+        free(span->timer);
+        span->timer = NULL;
+        return rc;
+    }
+    span->is_complete = span->record != NULL; /* No other job is kept. */
+    span->step = config.committed;
+    free(span->record);
+    span->record = NULL;
+    (void)uv_timer_init(&job->daemon->loop, span->timer);
+    span->timer->data = span;
+    return CST_OK;
+}
+
 void cstd_span_open(struct cstd_job *job)
 {
     struct cstd_span *span = job->span;
-    struct cst_members_config config;
     struct cst_err err;
 
     if (span == NULL || span->members != NULL) {
         return;
     }
-    config =
-        (struct cst_members_config){.self = span->self,
-                                    .life = span->life,
-                                    .makes_job = span->self == 0,
-                                    .wait = job->daemon->config->node.wait_s * UINT64_C(1000000000),
-                                    .names = span->names};
-    span->timer = malloc(sizeof *span->timer);
-    if (span->timer == NULL ||
-        cst_members_open(&span->members, &config, NULL, uv_hrtime(), &err) != CST_OK) {
-        free(span->timer);
-        span->timer = NULL;
-        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "no memory for its members");
+    if (open_members(span, &err) != CST_OK) {
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "%s", err.text);
         return;
     }
-    (void)uv_timer_init(&job->daemon->loop, span->timer);
-    span->timer->data = span;
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_TIME});
+    cstd_span_engine_up(job); /* An earlier daemon's part tells of its engine now. */
     for (uint32_t m = 0; job->span == span && m < span->n; m++) {
-        if (span->machines[m].peer != NULL && span->machines[m].peer->up != NULL) {
-            feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_UP, .machine = m});
-        }
-        if (job->span == span && span->machines[m].told != NULL) {
-            feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_TOLD,
-                                                           .machine = m,
-                                                           .message = span->machines[m].told});
+        if (m != span->self && span->machines[m].peer->up != NULL && span->machines[m].joined) {
+            come(span, m);
         }
     }
+}
+
+const struct cst_members_record *cstd_span_record(const struct cstd_job *job)
+{
+    return job->span != NULL && job->span->members != NULL ? cst_members_record(job->span->members)
+                                                           : NULL;
 }
 
 static void on_closed(uv_handle_t *timer)
@@ -393,7 +464,10 @@ void cstd_span_part(struct cstd_span *span)
         uv_close((uv_handle_t *)span->timer, on_closed);
     }
     cst_members_close(span->members);
-    cstd_span_forget_segments(span);
+    free(span->record);
+    for (uint32_t m = 0; m < span->n; m++) {
+        cstd_span_forget_segments(span, m);
+    }
 }
 
 void cstd_span_handle_core(struct cstd_daemon *daemon)

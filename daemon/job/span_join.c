@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Joining: the engines of a span learn how the others are reached, and what they serve. */
 #include "daemon/base/daemon_state.h"
+#include "daemon/base/log.h"
 #include "daemon/engine/engines.h"
 #include "daemon/engine/net_engine.h"
 #include "daemon/engine/net_peers.h"
@@ -29,8 +30,9 @@ const char *cstd_span_listen(const struct cstd_daemon *daemon)
     return host;
 }
 
-/* Tell @to of the engine here and of the arenas, which it serves. */
-static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, struct cst_err *err)
+/* Tell @to of the engine here and of the arenas, which it serves. @wants: it has to answer. */
+static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, bool wants,
+                    struct cst_err *err)
 {
     const struct cstd_memory *memory = &job->memory;
     const struct cstd_net_bytes *end = &job->daemon->engines->v[job->span->engine].net->end;
@@ -44,6 +46,7 @@ static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, struct c
     net.end.len = end->n;
     net.n_chunks = job->layout.n_chunks;
     net.n_segments = memory->n_arenas + 1;
+    net.has_wants = net.wants = wants;
     net.served = pointers;
     for (uint32_t first = 0; rc == CST_OK && first < net.n_segments; first += FRAME_SEGMENTS) {
         uint32_t n = net.n_segments - first;
@@ -68,35 +71,46 @@ static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, struct c
 
 static void look_again(struct cstd_job *job);
 
+/* All segments of machine @m are mapped, or one could not be. */
+static void end_connect(struct cstd_span *span, uint32_t m)
+{
+    struct cstd_span_machine *machine = &span->machines[m];
+
+    if (machine->failed.status == CST_OK) {
+        machine->joined = true;
+        cstd_span_joined(span, m);
+        return;
+    }
+    /* It is connected anew when it tells its engine again. */
+    cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(span->job), "node '%s': %s",
+                   cstd_span_name(span, m), machine->failed.text);
+    span->failed = machine->failed;
+}
+
 /* All engines have answered for a segment of the span. */
 static void on_mounted(struct cstd_segment *segment)
 {
     struct cstd_job *job = segment->arg;
     struct cstd_span *span = job->span;
+    const uint32_t m = segment->remote ? segment->remote_machine : span->self;
+    struct cstd_span_machine *machine = &span->machines[m];
 
-    if (segment->err.status != CST_OK && span->failed.status == CST_OK) {
-        span->failed = segment->err;
+    if (segment->err.status != CST_OK && machine->failed.status == CST_OK) {
+        machine->failed = segment->err;
     }
-    if (--span->n_mounting > 0 || span->state != CSTD_SPAN_JOINING ||
-        job->phase != CSTD_COMMIT_JOIN) {
-        return;
-    }
-    if (span->failed.status == CST_OK && !span->connects) {
+    if (--machine->n_mounting == 0) {
+        end_connect(span, m);
         look_again(job);
-        return;
     }
-    span->state = span->failed.status == CST_OK ? CSTD_SPAN_JOINED : span->state;
-    job->daemon->span_ops->met(job, &span->failed);
 }
 
-/* Make the window from which the others copy what they have asked for. */
-static int open_window(struct cstd_job *job, struct cst_err *err)
+int cstd_span_open_window(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_engines *engines = job->daemon->engines;
     struct cstd_span *span = job->span;
-    int rc =
-        cstd_segment_open(&span->window, cstd_engines_segment_id(engines), CSTD_STAGING_MAX_BYTES,
-                          job->daemon->host, job->account, job->name, err);
+    const uint32_t id = span->window_id != 0 ? span->window_id : cstd_engines_segment_id(engines);
+    int rc = cstd_segment_open(&span->window, id, CSTD_STAGING_MAX_BYTES, job->daemon->host,
+                               job->account, job->name, err);
 
     if (rc != CST_OK) {
         return rc;
@@ -109,7 +123,7 @@ static int open_window(struct cstd_job *job, struct cst_err *err)
     span->window->served = true;
     span->window->on_mounted = on_mounted;
     span->window->arg = job;
-    span->n_mounting++;
+    span->machines[span->self].n_mounting++;
     cstd_engines_mount(engines, span->window);
     return CST_OK;
 }
@@ -130,72 +144,58 @@ static int add_segments(struct cstd_job *job, uint32_t m, struct cst_err *err)
         }
         there->segment->on_mounted = on_mounted;
         there->segment->arg = job;
-        span->n_mounting++;
-    }
-    return CST_OK;
-}
-
-static int connect_all(struct cstd_job *job, struct cst_err *err)
-{
-    struct cstd_engines *engines = job->daemon->engines;
-    struct cstd_span *span = job->span;
-    int rc = CST_OK;
-
-    span->connects = true;
-    for (uint32_t m = 0; rc == CST_OK && m < span->n; m++) {
-        struct cstd_span_machine *machine = &span->machines[m];
-
-        if (machine->peer == NULL) {
-            continue;
-        }
-        rc = cstd_net_engine_add_peer(&engines->v[span->engine], m, span->token, sizeof span->token,
-                                      machine->end, machine->end_bytes, err);
-        rc = rc == CST_OK ? add_segments(job, m, err) : rc;
     }
     /* An engine that is up answers later, but one that has failed answers at once: all are counted
-     * before the first is asked. */
-    span->n_mounting++;
-    for (uint32_t m = 0; rc == CST_OK && m < span->n; m++) {
-        for (uint32_t i = 0; i < span->machines[m].n_segments; i++) {
-            cstd_engines_mount(engines, span->machines[m].segments[i].segment);
-        }
+     * before the first is asked, and one more until all are. */
+    machine->n_mounting = machine->n_segments + 1;
+    for (uint32_t i = 0; i < machine->n_segments; i++) {
+        cstd_engines_mount(engines, machine->segments[i].segment);
     }
-    if (--span->n_mounting == 0 && rc == CST_OK) { /* All have failed at once. */
-        *err = span->failed;
-        return err->status != CST_OK
-                   ? err->status
-                   : cst_err_set(err, CST_EINTERNAL, "job '%s': no segment was mapped", job->name);
-    }
-    return rc != CST_OK ? rc : CST_EAGAIN; /* on_mounted follows. */
-}
-
-/* True if the engines and segments of all other machines are known. */
-static bool all_told(const struct cstd_span *span)
-{
-    for (uint32_t m = 0; m < span->n; m++) {
-        const struct cstd_span_machine *machine = &span->machines[m];
-
-        if (machine->peer != NULL &&
-            (machine->end == NULL || machine->n_told < machine->n_segments)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* All nodes have cut the model into the same chunks. */
-static int compare_chunks(const struct cstd_job *job, struct cst_err *err)
-{
-    const struct cstd_span *span = job->span;
-
-    for (uint32_t m = 0; m < span->n; m++) {
-        if (span->machines[m].peer != NULL && span->machines[m].n_chunks != job->layout.n_chunks) {
-            return cst_err_set(err, CST_EMISMATCH,
-                               "job '%s' has %u chunks here, and %u on node '%s'", job->name,
-                               job->layout.n_chunks, span->machines[m].n_chunks, span->names[m]);
-        }
+    if (--machine->n_mounting == 0) {
+        end_connect(span, m);
     }
     return CST_OK;
+}
+
+/* Machine @m has told its engine and all of its segments: connect the engine here with it. */
+static int connect_machine(struct cstd_job *job, uint32_t m, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+    struct cstd_span_machine *machine = &span->machines[m];
+    int rc;
+
+    if (machine->n_chunks != job->layout.n_chunks) {
+        return cst_err_set(err, CST_EMISMATCH, "job '%s' has %u chunks here, and %u on node '%s'",
+                           job->name, job->layout.n_chunks, machine->n_chunks, span->names[m]);
+    }
+    machine->connects = true;
+    machine->failed = (struct cst_err){0};
+    rc = cstd_net_engine_add_peer(&job->daemon->engines->v[span->engine], m, span->token,
+                                  sizeof span->token, machine->end, machine->end_bytes, err);
+    rc = rc == CST_OK ? add_segments(job, m, err) : rc;
+    if (rc != CST_OK) {
+        machine->failed = *err;
+    }
+    return rc;
+}
+
+/* Connect the machines that have told all. CST_EAGAIN: some have not, or are being connected. */
+static int connect_told(struct cstd_job *job, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+    bool all = true;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        struct cstd_span_machine *machine = &span->machines[m];
+        const bool told = machine->end != NULL && machine->n_told == machine->n_segments;
+
+        if (m != span->self && told && !machine->connects &&
+            connect_machine(job, m, err) != CST_OK) {
+            return err->status;
+        }
+        all = all && machine->joined;
+    }
+    return all ? CST_OK : CST_EAGAIN;
 }
 
 /* What the joining waits for may have come. */
@@ -208,23 +208,35 @@ static int look(struct cstd_job *job, struct cst_err *err)
         *err = span->gone;
         return err->status;
     }
+    if (span->failed.status != CST_OK) {
+        *err = span->failed;
+        return err->status;
+    }
     if (engine->state == CSTD_ENGINE_FAILED) {
         return cst_err_set(err, CST_EENGINE, "job '%s': %s", job->name, engine->why);
     }
-    if (engine->net->end.v == NULL || span->n_mounting > 0) {
+    if (engine->net->end.v == NULL || !span->machines[span->self].joined) {
         return CST_EAGAIN;
     }
     for (uint32_t m = 0; !span->told_net && m < span->n; m++) {
-        if (span->machines[m].peer != NULL && tell_net(job, &span->machines[m], err) != CST_OK) {
+        if (m != span->self && tell_net(job, &span->machines[m], false, err) != CST_OK) {
             return err->status;
         }
     }
     span->told_net = true;
     span->told_restarts = engine->n_restarts;
-    if (!all_told(span)) {
-        return CST_EAGAIN;
+    return connect_told(job, err);
+}
+
+/* Look, and note it when all are connected. */
+static int advance(struct cstd_job *job, struct cst_err *err)
+{
+    const int rc = look(job, err);
+
+    if (rc == CST_OK) {
+        job->span->state = CSTD_SPAN_JOINED;
     }
-    return compare_chunks(job, err) == CST_OK ? connect_all(job, err) : err->status;
+    return rc;
 }
 
 int cstd_span_join(struct cstd_job *job, struct cst_err *err)
@@ -233,35 +245,53 @@ int cstd_span_join(struct cstd_job *job, struct cst_err *err)
         return CST_OK;
     }
     job->span->state = CSTD_SPAN_JOINING;
-    return open_window(job, err) == CST_OK ? look(job, err) : err->status;
+    return cstd_span_open_window(job, err) == CST_OK ? advance(job, err) : err->status;
 }
 
 /* Look again, outside of a call of cstd_span_join. */
 static void look_again(struct cstd_job *job)
 {
+    struct cstd_span *span = job->span;
     struct cst_err err = {0};
+    int rc;
 
-    if (job->phase == CSTD_COMMIT_JOIN && job->span->state == CSTD_SPAN_JOINING &&
-        !job->span->connects && job->span->n_mounting == 0 && look(job, &err) != CST_EAGAIN) {
+    if (span->state == CSTD_SPAN_JOINED) {
+        rc = connect_told(job, &err);
+        if (rc != CST_OK && rc != CST_EAGAIN) {
+            cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "%s", err.text);
+        }
+    } else if (job->phase == CSTD_COMMIT_JOIN && span->state == CSTD_SPAN_JOINING &&
+               advance(job, &err) != CST_EAGAIN) {
         job->daemon->span_ops->met(job, &err);
     }
 }
 
-/* The engine was started again: the others must know how it is reached now. */
+void cstd_span_tell_engine(struct cstd_span *span, uint32_t m)
+{
+    const struct cstd_engine *engine = &span->job->daemon->engines->v[span->engine];
+    struct cst_err unused;
+
+    /* If the link goes down it is told when that is up again. */
+    if (engine->net->end.v != NULL && span->machines[m].peer->up != NULL) {
+        (void)tell_net(span->job, &span->machines[m], !span->machines[m].connects, &unused);
+    }
+}
+
+/* The engine was started: the others must know how it is reached now. */
 static void tell_again(struct cstd_job *job)
 {
     struct cstd_span *span = job->span;
     const struct cstd_engine *engine = &job->daemon->engines->v[span->engine];
-    struct cst_err unused;
 
-    if (engine->net->end.v == NULL || engine->n_restarts == span->told_restarts) {
+    if (engine->net->end.v == NULL || span->members == NULL ||
+        (span->told_net && engine->n_restarts == span->told_restarts)) {
         return;
     }
+    span->told_net = true;
     span->told_restarts = engine->n_restarts;
     for (uint32_t m = 0; m < span->n; m++) {
-        if (span->machines[m].peer != NULL) {
-            /* If the link is down, it is told when that is up again. */
-            (void)tell_net(job, &span->machines[m], &unused);
+        if (m != span->self) {
+            cstd_span_tell_engine(span, m);
         }
     }
 }
@@ -275,17 +305,8 @@ void cstd_span_engine_up(struct cstd_job *job)
     }
 }
 
-void cstd_span_tell_engine(struct cstd_span *span, uint32_t m)
-{
-    struct cst_err unused;
-
-    if (span->job->daemon->engines->v[span->engine].net->end.v != NULL) {
-        (void)tell_net(span->job, &span->machines[m], &unused);
-    }
-}
-
-/* Another machine has another engine: what was being copied from it has failed, and the members
- * begin anew. */
+/* Another machine, which is connected, has another engine: what was being copied from it has
+ * failed, and the members begin anew. Its segments have the numbers that they had. */
 static int take_engine(struct cstd_job *job, struct cstd_span_machine *machine,
                        const Span__Net *net, struct cst_err *err)
 {
@@ -321,8 +342,9 @@ static int take_net(struct cstd_job *job, struct cstd_span_machine *machine, con
 {
     const uint32_t n = net->first == 0 ? net->n_segments : machine->n_segments;
 
-    if (n == 0 || n > MAX_SEGMENTS || net->n_segments != n || net->first != machine->n_told ||
-        net->first > n || net->n_served > n - net->first) {
+    if (n == 0 || n > MAX_SEGMENTS || net->n_segments != n ||
+        (net->first != 0 && net->first != machine->n_told) || net->first > n ||
+        net->n_served > n - net->first) {
         return cst_err_set(err, CST_EPROTO, "segments %u to %zu of %u do not follow %u", net->first,
                            net->first + net->n_served, net->n_segments, machine->n_told);
     }
@@ -333,7 +355,7 @@ static int take_net(struct cstd_job *job, struct cstd_span_machine *machine, con
     if (net->first == 0) {
         free(machine->end);
         free(machine->segments);
-        machine->n_segments = 0;
+        machine->n_segments = machine->n_told = 0;
         machine->end = malloc(net->end.len + 1);
         machine->segments = calloc(net->n_segments, sizeof *machine->segments);
         if (machine->end == NULL || machine->segments == NULL) {
@@ -365,8 +387,16 @@ static int on_net(void *arg, struct cstd_machine *peer, const uint8_t *body, siz
     job = cstd_span_job(arg, net->from);
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == net->from->life) {
-        rc = job->span->state == CSTD_SPAN_JOINED ? take_engine(job, machine, net, err)
-                                                  : take_net(job, machine, net, err);
+        if (machine->failed.status != CST_OK) {
+            cstd_span_forget_segments(job->span, (uint32_t)(machine - job->span->machines));
+        }
+        rc = machine->connects ? take_engine(job, machine, net, err)
+                               : take_net(job, machine, net, err);
+        if (rc == CST_OK && net->wants && job->span->members != NULL) {
+            (void)tell_net(job, machine, false, &(struct cst_err){0});
+        }
+    } else {
+        cstd_span_tell_none(arg, peer, net->from);
     }
     span__net__free_unpacked(net, NULL);
     return rc;
@@ -386,12 +416,20 @@ static void forget(struct cstd_span *span, struct cstd_segment *segment)
     }
 }
 
-void cstd_span_forget_segments(struct cstd_span *span)
+void cstd_span_forget_segments(struct cstd_span *span, uint32_t m)
 {
-    forget(span, span->window);
-    for (uint32_t m = 0; m < span->n; m++) {
-        for (uint32_t i = 0; i < span->machines[m].n_segments; i++) {
-            forget(span, span->machines[m].segments[i].segment);
-        }
+    struct cstd_span_machine *machine = &span->machines[m];
+
+    if (m == span->self) {
+        forget(span, span->window);
+        span->window = NULL;
     }
+    for (uint32_t i = 0; i < machine->n_segments; i++) {
+        forget(span, machine->segments[i].segment);
+    }
+    free(machine->segments);
+    machine->segments = NULL;
+    machine->n_segments = machine->n_told = machine->n_mounting = 0;
+    machine->connects = machine->joined = false;
+    machine->failed = (struct cst_err){0};
 }

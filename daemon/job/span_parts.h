@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of a span share: span_find.c (which part is meant), span.c (meeting, the end),
  * span_chunks.c (chunks and rank blocks), span_join.c (engines), span_core.c (members and cores),
- * span_read.c (states on other nodes). Loop thread only. */
+ * span_read.c (states on other nodes), span_keep.c (the ledger). Loop thread only. */
 #ifndef CSTD_SPAN_PARTS_H
 #define CSTD_SPAN_PARTS_H
 
@@ -30,14 +30,35 @@ const char *cstd_span_listen(const struct cstd_daemon *daemon);
 /* The link to @node is up, or down: tell the members. */
 void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up);
 
+/* Machine @m has no part of the job any more, so that its record is lost. */
+void cstd_span_lost(struct cstd_span *span, uint32_t m);
+
 /* Machine @m has an engine that knows nothing of what was copied: the members begin a round. */
 void cstd_span_anew(struct cstd_span *span, uint32_t m);
 
-/* Tell machine @m, whose link is up again, of the engine here. */
+/* Tell machine @m of the engine here, if both are there, and ask for its own if it has not joined.
+ */
 void cstd_span_tell_engine(struct cstd_span *span, uint32_t m);
 
-/* Unmap the segments of other machines. */
-void cstd_span_forget_segments(struct cstd_span *span);
+/* Make the window from which other nodes copy what they have asked for. */
+int cstd_span_open_window(struct cstd_job *job, struct cst_err *err);
+
+/* Machine @m has joined: with a link, it is there for the members. */
+void cstd_span_joined(struct cstd_span *span, uint32_t m);
+
+/* Unmap the segments of machine @m, or the window here, and forget what it has told of them. */
+void cstd_span_forget_segments(struct cstd_span *span, uint32_t m);
+
+/* Tell @peer, whose message is about a part that is not here, that there is none. Nothing is told
+ * while a job of the earlier daemon may still go on. */
+void cstd_span_tell_none(struct cstd_daemon *daemon, struct cstd_machine *peer,
+                         const Span__Key *key);
+
+/* Make an empty span of @job, in its life @life; 0: a new one. */
+int cstd_span_make(struct cstd_job *job, uint64_t life, struct cst_err *err);
+
+/* Let the links tell the span of themselves. */
+void cstd_span_watch(struct cstd_span *span);
 
 /* Free what span_join.c and span_core.c have made. */
 void cstd_span_part(struct cstd_span *span);
@@ -49,6 +70,9 @@ void cstd_span_read_close(struct cstd_span *span);
 void cstd_span_serve(struct cstd_job *job);
 void cstd_span_read_down(struct cstd_job *job, uint32_t m);
 void cstd_span_handle_reads(struct cstd_daemon *daemon);
+
+/* Take an engine of the network for the job, unless it has one. Errors: cstd_net_engine_take. */
+int cstd_span_take_engine(struct cstd_job *job, struct cst_err *err);
 
 /* The number of rank blocks of @world ranks on one node. */
 uint32_t cstd_span_blocks(const struct cstd_job *job, uint32_t world);

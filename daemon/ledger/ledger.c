@@ -11,6 +11,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
+#include "daemon/job/span.h"
 #include "daemon/revive/revive.h"
 #include "daemon/memory/tiers/tier.h"
 
@@ -149,6 +150,9 @@ static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, 
     if (rc == CST_OK) {
         ledger->state = CSTD_LEDGER_KEPT;
         cstd_ledger_file_write(&ledger->file, record);
+        if (job->span != NULL) {
+            cstd_ledger_file_write_members(&ledger->file, cstd_span_record(job));
+        }
         rc = store(job, &ledger->file, false, err);
     }
     if (rc != CST_OK) {
@@ -196,6 +200,13 @@ void cstd_ledger_note(struct cstd_job *job)
         cstd_ledger_file_write(&ledger->file, &record);
     } else if (record.core.initialised && begin(job, &record, &err) != CST_OK) {
         refuse(job, &err);
+    }
+}
+
+void cstd_ledger_note_members(struct cstd_job *job, const struct cst_members_record *record)
+{
+    if (job->ledger.state == CSTD_LEDGER_KEPT) {
+        cstd_ledger_file_write_members(&job->ledger.file, record);
     }
 }
 

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The ledger of a job: a memfd from which another daemon can go on with the job. It has
  *
- *   | header | record | record | ... | message of ledger.proto |
+ *   | header | record | record | members | members | message of ledger.proto |
  *
- * The message says what the job is and does not change. A record says how far the job is; the two
- * records are written in turns, each with a number and a checksum, so that one of them is whole
- * whenever the daemon is killed. Knows nothing of jobs and of the loop. */
+ * The message says what the job is and does not change. A record says how far the job is, and that
+ * of the members, which a job on several nodes has, who they are. Each is there twice, so that one
+ * is whole whenever the daemon is killed (twin.h). Knows nothing of jobs and of the loop. */
 #ifndef CSTD_LEDGER_FILE_H
 #define CSTD_LEDGER_FILE_H
 
 #include "offload/core/revival.h"
+#include "offload/machines/members.h"
 #include "proto/ledger.pb-c.h"
 
 /* Increased whenever the header, the records, or the meaning of the message change. A job of at
- * most CST_SET_WORD ranks has the first format, whose records are smaller. */
-enum { CSTD_LEDGER_FORMAT = 14, CSTD_LEDGER_FORMAT_WIDE = 15 };
+ * most CST_SET_WORD ranks has the first format, whose records are smaller. A ledger with members
+ * has one of those formats plus CSTD_LEDGER_FORMAT_MEMBERS. */
+enum { CSTD_LEDGER_FORMAT = 14, CSTD_LEDGER_FORMAT_WIDE = 15, CSTD_LEDGER_FORMAT_MEMBERS = 2 };
 
 struct cstd_ledger_head; /* private: one file */
 
@@ -38,6 +40,7 @@ struct cstd_ledger_file {
     struct cstd_ledger_head *head;  /* The mapped file. */
     size_t bytes;                   /* Size of the file. */
     uint32_t n_words;               /* Words of a set of ranks in its records. */
+    bool has_members;               /* The job is on several nodes. */
     struct cstd_ledger_record last; /* The record that was written last. */
 };
 
@@ -47,6 +50,14 @@ int cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *job,
 
 /* Write @record, if it differs from the last one. */
 void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cstd_ledger_record *record);
+
+/* Write @record, if it differs from the last one of the members. The file has members. */
+void cstd_ledger_file_write_members(struct cstd_ledger_file *file,
+                                    const struct cst_members_record *record);
+
+/* Read the newest whole record of the members. CST_ELOST: there is none. */
+int cstd_ledger_file_members(const struct cstd_ledger_file *file, struct cst_members_record *out,
+                             struct cst_err *err);
 
 /* A part of a mapped ledger. */
 struct cstd_ledger_text {

@@ -13,6 +13,7 @@
 #include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
+#include "daemon/job/span.h"
 #include "daemon/budget/quota.h"
 #include "daemon/memory/tiers/tier.h"
 
@@ -64,6 +65,7 @@ struct parts {
     Ledger__Segment *segments, **segment_list;
     Ledger__Rank *ranks, **rank_list;
     Ledger__Device devices[CSTD_ARENA_MAX_ENGINES], *device_list[CSTD_ARENA_MAX_ENGINES];
+    struct cstd_span_ledger span;
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
     uint32_t *gids;
     uint8_t *plan;
@@ -269,6 +271,7 @@ static int fill(struct cstd_job *job, struct parts *parts, Ledger__Job *out, str
     out->states_why = job->plan.states_why;
     out->has_landings = 1;
     out->landings = (uint32_t)job->layout.lands;
+    out->span = cstd_span_fill_ledger(job, &parts->span) ? &parts->span.span : NULL;
     out->has_replaces = job->predecessor != NULL;
     out->replaces = job->predecessor != NULL ? job->predecessor->serial : 0;
     return CST_OK;

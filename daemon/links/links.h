@@ -126,6 +126,8 @@ const char *cstd_links_fingerprint(const struct cstd_links *links);
 /* Use the machine for a job: a drained machine keeps its link until all users have released it.
  * CST_ECONN: the link is down; CST_EDRAINING: a manager drains it. */
 int cstd_machine_hold(struct cstd_machine *machine, struct cst_err *err);
+/* The same for a job that used it before the daemon was started again: nothing is required. */
+void cstd_machine_keep(struct cstd_machine *machine);
 void cstd_machine_release(struct cstd_machine *machine);
 
 /* Add or remove a watch. It is not told of links that are up already. */

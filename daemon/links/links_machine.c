@@ -60,6 +60,11 @@ int cstd_machine_hold(struct cstd_machine *machine, struct cst_err *err)
     return CST_OK;
 }
 
+void cstd_machine_keep(struct cstd_machine *machine)
+{
+    machine->n_holds++;
+}
+
 void cstd_machine_release(struct cstd_machine *machine)
 {
     machine->n_holds--;

@@ -6,6 +6,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/job/declare.h"
 #include "daemon/job/job_core.h"
+#include "daemon/job/span.h"
 #include "daemon/job/worker.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/ledger/lent_slabs.h"
@@ -212,7 +213,12 @@ static int configure(struct cstd_job *job, struct cstd_kept_job *kept, struct cs
     for (uint32_t i = 1; i < ledger->n_class_elems; i++) {
         config->class_elems[i - 1] = ledger->class_elems[i];
     }
-    return CST_OK;
+    config->grad_bytes = cstd_job_grad_bytes(job);
+    config->states = cst_layout_job_states(&job->spec);
+    if (ledger->span != NULL && cstd_span_restore(job, ledger->span, err) != CST_OK) {
+        return err->status;
+    }
+    return cstd_span_lay_out(job, config, err);
 }
 
 static int make_draft(struct cstd_kept_job *kept, struct cst_err *err)
@@ -269,10 +275,6 @@ int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
 
     rc = rc == CST_OK ? read_description(kept, err) : rc;
     rc = rc == CST_OK ? cst_job_options_take(&draft->spec, &kept->description->base, err) : rc;
-    if (rc == CST_OK) {
-        kept->config.grad_bytes = cstd_job_grad_bytes(draft);
-        kept->config.states = cst_layout_job_states(&draft->spec);
-    }
     return rc == CST_OK && kept->base[0] == '\0' ? build_layout(kept, err) : rc;
 }
 
@@ -335,6 +337,7 @@ static int open_memory(struct cstd_job *job, struct cstd_kept_job *kept, struct 
                                           .reservations = reservations,
                                           .base = job->base != NULL ? &job->base->memory : NULL,
                                           .sparse = cstd_kept_job_is_moving(kept),
+                                          .serves = cstd_span_serves(job),
                                           .description_bytes =
                                               cstd_upkeep_durable_description(job)};
     int rc;
@@ -395,6 +398,18 @@ static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
                    ledger->states_why != NULL ? ledger->states_why : "");
 }
 
+static int reopen_span(struct cstd_job *job, const struct cstd_kept_job *kept, struct cst_err *err)
+{
+    struct cst_members_record record;
+
+    if (job->span == NULL) {
+        return CST_OK;
+    }
+    return cstd_ledger_file_members(&kept->file, &record, err) == CST_OK
+               ? cstd_span_reopen(job, kept->ledger->span, &record, err)
+               : err->status;
+}
+
 int cstd_revive_job_open(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
                          cstd_memory_cb mounted, struct cst_err *err)
 {
@@ -409,7 +424,8 @@ int cstd_revive_job_open(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
     }
     job->memory.on_ready = mounted;
     cstd_kept_job_discharge(daemon, kept);
-    rc = open_memory(job, kept, err);
+    rc = reopen_span(job, kept, err);
+    rc = rc == CST_OK ? open_memory(job, kept, err) : rc;
     if (rc == CST_OK) {
         take_plan(job, kept->ledger);
         rc = cstd_kept_job_is_moving(kept) ? cstd_job_core_open(job, err)

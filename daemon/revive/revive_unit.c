@@ -12,6 +12,7 @@
 #include "daemon/base/log.h"
 #include "proto/size.h"
 #include "daemon/job/job.h"
+#include "daemon/job/span.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
 
@@ -70,6 +71,7 @@ static void finish(struct cstd_job *job, struct cstd_kept_job *kept)
     job->phase = CSTD_COMMIT_DONE;
     job->state = CSTD_JOB_READY;
     cstd_job_feed(job, &event);
+    cstd_span_open(job);
     cstd_job_check_idle(job);
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
                    "goes on after step %" PRIu64 ", its states (%s) were kept",

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the ledger has of a span, and how a later daemon makes it again. */
+#include "daemon/base/daemon_state.h"
+#include "daemon/engine/engines.h"
+#include "daemon/job/job.h"
+#include "daemon/job/span_parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out)
+{
+    const struct cstd_span *span = job->span;
+
+    if (span == NULL) {
+        return false;
+    }
+    ledger__span__init(&out->span);
+    for (uint32_t m = 0; m < span->n; m++) {
+        const struct cstd_span_machine *machine = &span->machines[m];
+
+        ledger__node__init(&out->nodes[m]);
+        out->nodes[m].name = (char *)(uintptr_t)cstd_span_name(span, m);
+        out->nodes[m].life = machine->life;
+        out->nodes[m].first_rank = machine->first_rank;
+        out->nodes[m].world = machine->world;
+        out->list[m] = &out->nodes[m];
+    }
+    out->span.self = span->self;
+    out->span.n_nodes = span->n;
+    out->span.nodes = out->list;
+    out->span.token.data = (uint8_t *)(uintptr_t)span->token;
+    out->span.token.len = sizeof span->token;
+    out->span.window = span->window->id;
+    return true;
+}
+
+/* Check that *ledger says what a span of @job can be. */
+static int check(const struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
+{
+    uint32_t n_ranks = 0;
+
+    if (ledger->n_nodes < 2 || ledger->n_nodes > CST_MACHINES_MAX ||
+        ledger->self >= ledger->n_nodes || ledger->token.len != CSTD_SPAN_TOKEN_BYTES ||
+        ledger->window == 0) {
+        return cst_err_set(err, CST_ELOST,
+                           "its ledger has node %" PRIu32 " of %zu, and %zu bytes of a token",
+                           ledger->self, ledger->n_nodes, ledger->token.len);
+    }
+    for (size_t m = 0; m < ledger->n_nodes; m++) {
+        const Ledger__Node *node = ledger->nodes[m];
+
+        if (node->life == 0 || node->first_rank != n_ranks || node->world == 0 ||
+            node->world > cst_job_all_ranks(&job->spec) - n_ranks ||
+            (m == ledger->self && node->world != job->world)) {
+            return cst_err_set(err, CST_ELOST,
+                               "its ledger has %" PRIu32 " ranks from %" PRIu32
+                               " on at node %zu, of %" PRIu32,
+                               node->world, node->first_rank, m, cst_job_all_ranks(&job->spec));
+        }
+        n_ranks += node->world;
+    }
+    return CST_OK;
+}
+
+int cstd_span_restore(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
+{
+    struct cstd_span *span;
+
+    if (check(job, ledger, err) != CST_OK ||
+        cstd_span_make(job, ledger->nodes[ledger->self]->life, err) != CST_OK) {
+        return err->status;
+    }
+    span = job->span;
+    span->state = CSTD_SPAN_JOINED;
+    span->n = (uint32_t)ledger->n_nodes;
+    span->self = ledger->self;
+    span->window_id = ledger->window;
+    memcpy(span->token, ledger->token.data, sizeof span->token);
+    for (uint32_t m = 0; m < span->n; m++) {
+        span->machines[m].life = ledger->nodes[m]->life;
+        span->machines[m].first_rank = ledger->nodes[m]->first_rank;
+        span->machines[m].world = ledger->nodes[m]->world;
+    }
+    cstd_engines_reserve_id(job->daemon->engines, span->window_id);
+    return CST_OK;
+}
+
+static int find_nodes(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        const char *name = ledger->nodes[m]->name;
+        struct cstd_machine *peer =
+            m != span->self ? cstd_links_find(job->daemon->links, name) : NULL;
+
+        if (m != span->self && peer == NULL) {
+            return cst_err_set(err, CST_ENOTFOUND,
+                               "it has ranks on node '%s', which this node does not know any more: "
+                               "see 'cistern node add'",
+                               name);
+        }
+        if (peer != NULL) {
+            cstd_machine_keep(peer);
+            span->machines[m].peer = peer;
+        }
+        span->names[m] = cstd_span_name(span, m);
+    }
+    return CST_OK;
+}
+
+int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
+                     const struct cst_members_record *record, struct cst_err *err)
+{
+    struct cstd_span *span = job->span;
+
+    if (job->daemon->links == NULL) {
+        return cst_err_set(err, CST_EUNSUPPORTED,
+                           "it has ranks on %" PRIu32
+                           " nodes, and this daemon has no links to others: set 'listen' in [node] "
+                           "of cistern.conf, see cistern-nodes(7)",
+                           span->n);
+    }
+    span->record = malloc(sizeof *span->record);
+    if (span->record == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no memory for its nodes");
+    }
+    *span->record = *record;
+    if (find_nodes(job, ledger, err) != CST_OK || cstd_span_take_engine(job, err) != CST_OK) {
+        return err->status;
+    }
+    cstd_span_watch(span);
+    return cstd_span_open_window(job, err);
+}
