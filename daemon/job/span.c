@@ -509,7 +509,8 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
 {
     struct cstd_span *span = job->span;
 
-    if (span == NULL) {
+    if (span == NULL || span->watch.on_up == NULL) {
+        cstd_span_drop(job); /* It was not opened. */
         return;
     }
     if (span->record == NULL) { /* Otherwise a later daemon may go on with it. */

@@ -46,6 +46,7 @@ struct cstd_segment;
 struct cstd_span_ask;
 struct cstd_span_early;
 struct cstd_span_read;
+struct cstd_span_timers;
 
 enum cstd_span_state {
     CSTD_SPAN_MEETING,
@@ -100,10 +101,12 @@ struct cstd_span {
     /* Of an earlier daemon, for the members, until they are open; owned. NULL: there is none. */
     struct cst_members_record *record;
     const char *names[CST_MACHINES_MAX];
-    uv_timer_t *timer;    /* The deadline of `members`; owned. */
-    uint64_t epoch;       /* The last one that the core was given; 0: none. */
-    uint64_t step;        /* The last commit that `members` was told. */
-    bool is_complete;     /* All machines have been members. */
+    struct cstd_span_timers *timers; /* Of `members`; owned. NULL: these are not open. */
+    uint64_t failed_transfers;       /* Of the core, as was seen last. */
+    uint32_t n_again;                /* Rounds that were begun since, without a commit. */
+    uint64_t epoch;                  /* The last one that the core was given; 0: none. */
+    uint64_t step;                   /* The last commit that `members` was told. */
+    bool is_complete;                /* All machines have been members. */
     uint64_t members_now; /* Bit m: machine m is a member, by the last epoch that held here. */
     bool holds;           /* The epoch holds here. */
     bool busy;            /* `members` processes an event: the next one comes after it. */
@@ -192,13 +195,17 @@ bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *
  * the next event. */
 const struct cst_members_record *cstd_span_record(const struct cstd_job *job);
 
-/* Make the span of @job, which is in CSTD_JOB_REVIVING, from its ledger, without links: the layout
- * can be built. CST_ELOST: the ledger is damaged. CST_ENOMEM. */
-int cstd_span_restore(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err);
+/* Make the span of @draft, from which a job of an earlier daemon is made, by its ledger: the layout
+ * can be built. CST_ELOST: the ledger is damaged. CST_ENOMEM. Any thread. */
+int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger, struct cst_err *err);
 
-/* Find its nodes and take an engine, before its memory is opened. CST_ENOTFOUND: a node is not in
- * the list of nodes; CST_EUNSUPPORTED: this daemon has no links. Others: as in cstd_span_prepare.
- * cstd_span_open follows. */
+/* Give it to @job; or free it. It may be that there is none. */
+void cstd_span_move(struct cstd_job *draft, struct cstd_job *job);
+void cstd_span_drop(struct cstd_job *draft);
+
+/* Find its nodes and take an engine, before the memory of @job is opened. CST_ENOTFOUND: a node is
+ * not in the list of nodes; CST_EUNSUPPORTED: this daemon has no links. Others: as in
+ * cstd_span_prepare. cstd_span_open follows. */
 int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
                      const struct cst_members_record *record, struct cst_err *err);
 

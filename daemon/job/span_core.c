@@ -21,6 +21,14 @@ struct cstd_span_early {
     uint8_t body[];
 };
 
+enum { FIRST_AGAIN_MS = 20, MOST_AGAIN_DOUBLED = 8 }; /* At most 5 s. */
+
+struct cstd_span_timers {
+    uv_timer_t deadline; /* Of the members. */
+    uv_timer_t again;    /* A transfer has failed: the next round. */
+    unsigned n_closed;
+};
+
 /* The number that the core has for round @round of epoch @epoch. */
 static uint64_t number_of(uint64_t epoch, uint64_t round)
 {
@@ -143,10 +151,11 @@ static void arm(struct cstd_span *span)
     const uint64_t at = cst_members_deadline(span->members), now = uv_hrtime();
 
     if (at == CST_MEMBERS_NEVER) {
-        (void)uv_timer_stop(span->timer);
+        (void)uv_timer_stop(&span->timers->deadline);
         return;
     }
-    (void)uv_timer_start(span->timer, on_timer, at > now ? (at - now) / 1000000 + 1 : 1, 0);
+    (void)uv_timer_start(&span->timers->deadline, on_timer, at > now ? (at - now) / 1000000 + 1 : 1,
+                         0);
 }
 
 /* The epoch holds at this machine, and tells the core who the members are. */
@@ -374,14 +383,47 @@ void cstd_span_lost(struct cstd_span *span, uint32_t m)
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_GONE, .machine = m});
 }
 
+/* A transfer has failed, and its link is not down: let all be told again, in a new round. */
+static void on_again(uv_timer_t *timer)
+{
+    struct cstd_span *span = timer->data;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (m != span->self && span->machines[m].joined && span->machines[m].peer->up != NULL) {
+            cstd_span_anew(span, m);
+            return;
+        }
+    }
+}
+
+/* See whether transfers have failed. The more often, the later they are tried again. */
+static void see_failures(struct cstd_span *span)
+{
+    const uint64_t n = cst_core_failed_transfers(span->job->core);
+    const uint32_t doubled =
+        span->n_again < MOST_AGAIN_DOUBLED ? span->n_again : MOST_AGAIN_DOUBLED;
+
+    if (n == span->failed_transfers || span->timers == NULL) {
+        return;
+    }
+    span->failed_transfers = n;
+    if (!uv_is_active((uv_handle_t *)&span->timers->again)) {
+        (void)uv_timer_start(&span->timers->again, on_again, (uint64_t)FIRST_AGAIN_MS << doubled,
+                             0);
+        span->n_again++;
+    }
+}
+
 void cstd_span_stepped(struct cstd_job *job)
 {
     struct cstd_span *span = job->span;
     const uint64_t step = cst_core_recorded_step(job->core);
 
     cstd_span_serve(job);
+    see_failures(span);
     if (!span->busy && span->holds && step > span->step) {
         span->step = step;
+        span->n_again = 0;
         feed_members(span,
                      &(struct cst_members_event){.kind = CST_MEMBERS_COMMITTED, .step = step});
     }
@@ -402,21 +444,22 @@ static int open_members(struct cstd_span *span, struct cst_err *err)
                                               .names = span->names};
     int rc;
 
-    span->timer = malloc(sizeof *span->timer);
-    rc = span->timer != NULL
+    span->timers = calloc(1, sizeof *span->timers);
+    rc = span->timers != NULL
              ? cst_members_open(&span->members, &config, span->record, uv_hrtime(), err)
              : cst_err_set(err, CST_ENOMEM, "no memory for its members");
     if (rc != CST_OK) {
-        free(span->timer);
-        span->timer = NULL;
+        free(span->timers);
+        span->timers = NULL;
         return rc;
     }
     span->is_complete = span->record != NULL; /* No other job is kept. */
     span->step = config.committed;
     free(span->record);
     span->record = NULL;
-    (void)uv_timer_init(&job->daemon->loop, span->timer);
-    span->timer->data = span;
+    (void)uv_timer_init(&job->daemon->loop, &span->timers->deadline);
+    (void)uv_timer_init(&job->daemon->loop, &span->timers->again);
+    span->timers->deadline.data = span->timers->again.data = span;
     return CST_OK;
 }
 
@@ -449,7 +492,11 @@ const struct cst_members_record *cstd_span_record(const struct cstd_job *job)
 
 static void on_closed(uv_handle_t *timer)
 {
-    free(timer);
+    struct cstd_span_timers *timers = timer->data;
+
+    if (++timers->n_closed == 2) {
+        free(timers);
+    }
 }
 
 void cstd_span_part(struct cstd_span *span)
@@ -460,8 +507,10 @@ void cstd_span_part(struct cstd_span *span)
         TAILQ_REMOVE(&span->early, early, link);
         free(early);
     }
-    if (span->timer != NULL) {
-        uv_close((uv_handle_t *)span->timer, on_closed);
+    if (span->timers != NULL) {
+        span->timers->deadline.data = span->timers->again.data = span->timers;
+        uv_close((uv_handle_t *)&span->timers->deadline, on_closed);
+        uv_close((uv_handle_t *)&span->timers->again, on_closed);
     }
     cst_members_close(span->members);
     free(span->record);

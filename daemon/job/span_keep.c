@@ -64,15 +64,15 @@ static int check(const struct cstd_job *job, const Ledger__Span *ledger, struct 
     return CST_OK;
 }
 
-int cstd_span_restore(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
+int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger, struct cst_err *err)
 {
     struct cstd_span *span;
 
-    if (check(job, ledger, err) != CST_OK ||
-        cstd_span_make(job, ledger->nodes[ledger->self]->life, err) != CST_OK) {
+    if (check(draft, ledger, err) != CST_OK ||
+        cstd_span_make(draft, ledger->nodes[ledger->self]->life, err) != CST_OK) {
         return err->status;
     }
-    span = job->span;
+    span = draft->span;
     span->state = CSTD_SPAN_JOINED;
     span->n = (uint32_t)ledger->n_nodes;
     span->self = ledger->self;
@@ -83,8 +83,22 @@ int cstd_span_restore(struct cstd_job *job, const Ledger__Span *ledger, struct c
         span->machines[m].first_rank = ledger->nodes[m]->first_rank;
         span->machines[m].world = ledger->nodes[m]->world;
     }
-    cstd_engines_reserve_id(job->daemon->engines, span->window_id);
     return CST_OK;
+}
+
+void cstd_span_move(struct cstd_job *draft, struct cstd_job *job)
+{
+    job->span = draft->span;
+    draft->span = NULL;
+    if (job->span != NULL) {
+        job->span->job = job;
+    }
+}
+
+void cstd_span_drop(struct cstd_job *draft)
+{
+    free(draft->span);
+    draft->span = NULL;
 }
 
 static int find_nodes(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
@@ -128,9 +142,9 @@ int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
         return cst_err_set(err, CST_ENOMEM, "no memory for its nodes");
     }
     *span->record = *record;
+    cstd_span_watch(span);
     if (find_nodes(job, ledger, err) != CST_OK || cstd_span_take_engine(job, err) != CST_OK) {
         return err->status;
     }
-    cstd_span_watch(span);
     return cstd_span_open_window(job, err);
 }

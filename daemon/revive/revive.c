@@ -142,6 +142,9 @@ static void reserve_ids(struct cstd_daemon *daemon, const Ledger__Job *ledger)
     for (size_t i = 0; i < ledger->n_segments; i++) {
         cstd_engines_reserve_id(daemon->engines, ledger->segments[i]->id);
     }
+    if (ledger->span != NULL) {
+        cstd_engines_reserve_id(daemon->engines, ledger->span->window);
+    }
 }
 
 /* Charge the memory on accelerators, unless they are not known yet. */

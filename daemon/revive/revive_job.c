@@ -213,12 +213,7 @@ static int configure(struct cstd_job *job, struct cstd_kept_job *kept, struct cs
     for (uint32_t i = 1; i < ledger->n_class_elems; i++) {
         config->class_elems[i - 1] = ledger->class_elems[i];
     }
-    config->grad_bytes = cstd_job_grad_bytes(job);
-    config->states = cst_layout_job_states(&job->spec);
-    if (ledger->span != NULL && cstd_span_restore(job, ledger->span, err) != CST_OK) {
-        return err->status;
-    }
-    return cstd_span_lay_out(job, config, err);
+    return CST_OK;
 }
 
 static int make_draft(struct cstd_kept_job *kept, struct cst_err *err)
@@ -268,6 +263,20 @@ static int build_layout(struct cstd_kept_job *kept, struct cst_err *err)
     return rc;
 }
 
+/* What the layout depends on of the options, which the description has, and of the other nodes. */
+static int configure_by_options(struct cstd_kept_job *kept, struct cst_err *err)
+{
+    const Ledger__Span *span = kept->ledger->span;
+    struct cstd_job *draft = kept->draft;
+
+    kept->config.grad_bytes = cstd_job_grad_bytes(draft);
+    kept->config.states = cst_layout_job_states(&draft->spec);
+    if (span != NULL && cstd_span_restore(draft, span, err) != CST_OK) {
+        return err->status;
+    }
+    return cstd_span_lay_out(draft, &kept->config, err);
+}
+
 int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
 {
     struct cstd_job *draft = kept->draft;
@@ -275,6 +284,7 @@ int cstd_revive_job_build(struct cstd_kept_job *kept, struct cst_err *err)
 
     rc = rc == CST_OK ? read_description(kept, err) : rc;
     rc = rc == CST_OK ? cst_job_options_take(&draft->spec, &kept->description->base, err) : rc;
+    rc = rc == CST_OK ? configure_by_options(kept, err) : rc;
     return rc == CST_OK && kept->base[0] == '\0' ? build_layout(kept, err) : rc;
 }
 
@@ -297,6 +307,7 @@ void cstd_revive_job_drop_draft(struct cstd_kept_job *kept)
         cst_layout_close(&draft->layout);
     }
     cst_model_close(&draft->model);
+    cstd_span_drop(draft);
     free(draft->workers);
     free(draft);
     kept->draft = NULL;
@@ -314,6 +325,7 @@ static int take_draft(struct cstd_kept_job *kept, struct cst_err *err)
     rc = rc == CST_OK ? cstd_job_set_options(job, &spec, err) : rc;
     job->model = draft->model;
     job->layout = draft->layout;
+    cstd_span_move(draft, job);
     cstd_declare_charge(job);
     cstd_device_reservation_choose_drives(job);
     job->phase = CSTD_COMMIT_LAYOUT;

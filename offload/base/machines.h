@@ -15,7 +15,8 @@
  * Transfers. Only a machine that needs bytes moves them: by a COPY of the engine
  * cst_core_machines.engine whose source is a place in another machine's memory, which a message has
  * named, and whose destination is a row or a landing here. A transfer can be repeated. If it fails,
- * the link to that machine is down, and CST_EV_MACHINES follows when that is over. The place may be
+ * CST_EV_MACHINES follows, with the same members or with others, when the driver lets it be tried
+ * again: then all is told again. The place may be
  * one that an earlier core of that machine has named: the transfer may then fail, or bring other
  * bytes, because no step is committed with them.
  *

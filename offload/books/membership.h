@@ -10,8 +10,9 @@
 struct cst_core;
 
 struct cst_membership {
-    uint64_t epoch;   /* 0: the core was not told of any. */
-    uint64_t members; /* Bit m: machine m is a member. */
+    uint64_t epoch;            /* 0: the core was not told of any. */
+    uint64_t members;          /* Bit m: machine m is a member. */
+    uint64_t failed_transfers; /* COPYs from other machines that have failed. */
 };
 
 /* The coordinator: the lowest member. There is a member. */

@@ -189,6 +189,10 @@ static void on_done(struct cst_core *core, const struct cst_event *event)
         return;
     }
     cst_instant_done(core, &flight);
+    if (core->machines != NULL && flight.engine == core->machines->engine &&
+        event->status != CST_OK && event->status != CST_ECANCELLED) {
+        core->membership.failed_transfers++;
+    }
     switch (flight.kind) {
     case CST_FLIGHT_LOAD:
         cst_load_done(core, &flight, event);
@@ -414,6 +418,11 @@ uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_
 uint64_t cst_core_recorded_step(const struct cst_core *core)
 {
     return core->agreement.last_decision.step;
+}
+
+uint64_t cst_core_failed_transfers(const struct cst_core *core)
+{
+    return core->membership.failed_transfers;
 }
 
 uint64_t cst_core_exposed_ns(const struct cst_core *core)

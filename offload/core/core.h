@@ -297,6 +297,10 @@ uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_
  * the one after it. */
 uint64_t cst_core_recorded_step(const struct cst_core *core);
 
+/* COPYs from other machines that have failed. When there are more, CST_EV_MACHINES has to follow
+ * (offload/base/machines.h). */
+uint64_t cst_core_failed_transfers(const struct cst_core *core);
+
 /* Exposed update time of the last committed step, in ns: last_exposed_ns of cst_core_stats. */
 uint64_t cst_core_exposed_ns(const struct cst_core *core);
 

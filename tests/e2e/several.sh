@@ -2,18 +2,30 @@
 # Functions for scripts with several nodes: daemons on ports of this machine that have links to each other. Sourced after lib.sh.
 # shellcheck disable=SC2154 # tmp and line, which lib.sh sets
 
-# Start the daemon of node $1, whose jobs use the network $2 (trusted, the default, or encrypted). Sets node_pid.
+# Start the daemon of node $1, whose jobs use the network $2 (trusted, the default, or encrypted), under notify_run with the options $3...
+# Sets node_pid.
 start_node() {
     mkdir "$tmp/$1" "$tmp/$1/run"
     ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
     printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\n' \
         "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" >"$tmp/$1/conf"
     : >"$tmp/$1/nodes"
-    start "$1" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
+    start "$1" "${@:3}" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
+    await_node "$1"
+    # The next daemon of this node is reached at the same port.
+    sed -i "s|^listen = .*|listen = $(address_of "$1")|" "$tmp/$1/conf"
+}
+
+# Wait until the daemon of node $1 is ready. Sets node_pid.
+await_node() {
     await "$1" 'PID=*'
     # shellcheck disable=SC2034 # for the caller
     node_pid=${line#PID=}
     await "$1" READY=1
+}
+
+address_of() {
+    on "$1" node list --json | jq -r '.[] | select(.state == "self").address'
 }
 
 # The command cistern of node $1.
@@ -29,7 +41,7 @@ acquaint() {
     for one in "$@"; do
         for other in "$@"; do
             [ "$one" = "$other" ] ||
-                on "$one" node add "$other" "$(on "$other" node list --json | jq -r '.[] | select(.state == "self").address')" \
+                on "$one" node add "$other" "$(address_of "$other")" \
                     "$(sed -n 's/^fingerprint //p' "$tmp/$other/key")" >"$tmp/added.log" || fail "node add $other"
         done
     done

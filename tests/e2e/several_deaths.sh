@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Tests deaths in a job with ranks on three nodes: workers and engines of the network are killed at random moments, and the losses are
-# those of a job that nothing befell. CST_TEST_DEATHS: how many of each (2); CST_TEST_SEED: seed of the moments.
+# Tests deaths in a job with ranks on three nodes: workers, engines of the network and daemons are killed at random moments, one or two
+# at once, and the losses are those of a job that nothing befell. CST_TEST_DEATHS: how many of each (2); CST_TEST_SEED: seed of the
+# moments.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/several.sh
@@ -14,7 +15,7 @@ nodes=(a b c)
 deaths=${CST_TEST_DEATHS:-2}
 RANDOM=${CST_TEST_SEED:-$$}
 printf 'seed %d\n' "${CST_TEST_SEED:-$$}"
-model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --steps $((60 + 60 * deaths)) --warmup 2 --lr 0.003 --matmul fp32 --threads 1
+model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --steps $((60 + 90 * deaths)) --warmup 2 --lr 0.003 --matmul fp32 --threads 1
     --chunk 40000 --copies 2)
 write_text 400
 
@@ -46,8 +47,20 @@ kill_engine() {
     done
 }
 
+# Kill the daemons of the nodes "$@" at once, and wait until the next ones are ready.
+kill_daemons() {
+    local node
+    for node in "$@"; do
+        kill -9 "$(cat "$tmp/$node.pid")"
+    done
+    for node in "$@"; do
+        await_node "$node"
+        echo "$node_pid" >"$tmp/$node.pid"
+    done
+}
+
 for node in "${nodes[@]}"; do
-    start_node "$node"
+    start_node "$node" trusted --keep
     echo "$node_pid" >"$tmp/$node.pid"
 done
 acquaint "${nodes[@]}"
@@ -59,13 +72,20 @@ for job in calm killed; do
     done
     if [ "$job" = killed ]; then
         for ((i = 0; i < deaths; i++)); do
-            poll has_made $((20 + 60 * i + RANDOM % 20))
+            poll has_made $((20 + 90 * i + RANDOM % 20))
             kill_engine "${nodes[RANDOM % 3]}"
-            poll has_made $((50 + 60 * i + RANDOM % 20))
+            poll has_made $((50 + 90 * i + RANDOM % 20))
             r=$((1 + RANDOM % 2))
             kill -9 "${pids[r]}" || fail "rank $r has ended"
             wait "${pids[r]}" || true
             rank "$job" "$r"
+            poll has_made $((80 + 90 * i + RANDOM % 20))
+            r=$((RANDOM % 3))
+            if [ $((RANDOM % 2)) = 0 ]; then
+                kill_daemons "${nodes[r]}"
+            else
+                kill_daemons "${nodes[r]}" "${nodes[(r + 1) % 3]}"
+            fi
         done
     fi
     for pid in "${pids[@]}"; do

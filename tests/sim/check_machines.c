@@ -49,6 +49,7 @@ static bool all_occurred(const struct machines_totals *t)
         {"machines that were killed", t->kills},
         {"machines that were lost for good", t->losses},
         {"links that were cut", t->cuts},
+        {"transfers that failed", t->faults},
         {"epochs without a machine", t->without},
         {"steps that were skipped", t->skipped},
         {"jobs that failed", t->fatal},
@@ -98,12 +99,12 @@ int main(int argc, char **argv)
            totals.runs, totals.events, totals.commands, totals.messages, totals.reads, totals.bytes,
            totals.exact);
     printf("machines: %" PRIu64 " ranks died, %" PRIu64 " machines were killed, %" PRIu64
-           " lost for good, %" PRIu64 " links cut, %" PRIu64
+           " lost for good, %" PRIu64 " links cut, %" PRIu64 " transfers failed, %" PRIu64
            " epochs without a machine; ranks began %" PRIu64 " attempts in vain; %" PRIu64
            " steps skipped, %" PRIu64 " jobs failed; runs with copies %" PRIu64
            ", with fp32 partials %" PRIu64 ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
            ", tensors of one rank of each machine %" PRIu64 "\n",
-           totals.deaths, totals.kills, totals.losses, totals.cuts, totals.without,
+           totals.deaths, totals.kills, totals.losses, totals.cuts, totals.faults, totals.without,
            totals.interrupted, totals.skipped, totals.fatal, totals.copies, totals.fp32,
            totals.alone, totals.tensors, totals.single);
     return argc > 1 || runs != NULL || all_occurred(&totals) ? EXIT_SUCCESS : EXIT_FAILURE;

@@ -302,6 +302,14 @@ static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
     if (job->failed) {
         return;
     }
+    if (job->other != m && sim->n_faults > 0 && machines_below(sim, 60) == 0) {
+        sim->n_faults--;
+        sim->totals->faults++;
+        job->failed = true; /* The link is not down, and all is told again. */
+        moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 500000),
+                                                    .kind = MOMENT_AGAIN});
+        return;
+    }
     src = find(sim, m, job, job->command.src[0]);
     job->value = memory_read(src.cell);
     if (src.machine != m) {

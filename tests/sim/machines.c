@@ -278,6 +278,7 @@ static void plan_failures(struct machines *sim)
     n_kills = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 5);
     n_cuts = machines_below(sim, 2) == 0 || sim->n == 1 ? 0 : machines_below(sim, 3);
     sim->fatal = machines_below(sim, 16) == 0 ? 1 + machines_below(sim, 20) : 0;
+    sim->n_faults = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6);
     for (uint32_t i = machines_below(sim, 4); i > 0; i--) {
         uint32_t m = machines_below(sim, sim->n);
 
@@ -452,6 +453,9 @@ static void play(struct machines *sim, const struct moment *moment)
         break;
     case MOMENT_RESTART:
         restart(sim, moment->node);
+        break;
+    case MOMENT_AGAIN:
+        new_epoch(sim);
         break;
     case MOMENT_CUT:
     case MOMENT_MEND:

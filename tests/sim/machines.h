@@ -45,7 +45,7 @@ struct machines_totals {
     uint64_t reads; /* READs of weights that were answered with the weights */
     uint64_t bytes; /* copied from other machines */
     uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
-    uint64_t deaths, kills, cuts;
+    uint64_t deaths, kills, cuts, faults;
     uint64_t fatal;       /* jobs that failed, on all machines */
     uint64_t without;     /* epochs without a machine that came back later */
     uint64_t losses;      /* machines that were lost for good */
@@ -126,15 +126,16 @@ struct machines {
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
-    uint32_t slow;   /* by how much copies from other machines are slower than other commands */
-    unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
-    uint64_t told;   /* the last step that a rank was told as committed */
-    uint32_t quiet;  /* chance of a delay of 0 in four */
-    bool harmless;   /* Nothing fails in this run. */
-    uint32_t fatal;  /* So many updates until one fails, and the job with it; 0: none does. */
-    bool failed;     /* That has happened. */
-    bool unheard;    /* And the machine was killed, perhaps before it could tell the others. */
-    bool loses;      /* A machine can be lost for good in this run. */
+    uint32_t slow;     /* by how much copies from other machines are slower than other commands */
+    unsigned p_skip;   /* chance of a chunk that nobody uses in a step, per 10000 */
+    uint64_t told;     /* the last step that a rank was told as committed */
+    uint32_t quiet;    /* chance of a delay of 0 in four */
+    uint32_t n_faults; /* Transfers that are still to fail. */
+    bool harmless;     /* Nothing fails in this run. */
+    uint32_t fatal;    /* So many updates until one fails, and the job with it; 0: none does. */
+    bool failed;       /* That has happened. */
+    bool unheard;      /* And the machine was killed, perhaps before it could tell the others. */
+    bool loses;        /* A machine can be lost for good in this run. */
     bool single[MACHINES_CHUNKS]; /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */

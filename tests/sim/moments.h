@@ -24,6 +24,7 @@ enum moment_kind {
     MOMENT_RESTART,
     MOMENT_CUT,
     MOMENT_MEND,
+    MOMENT_AGAIN,
     MOMENT_EPOCH,
     MOMENT_READ,
 };
