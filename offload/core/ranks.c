@@ -157,6 +157,7 @@ void cst_ranks_interrupt_idle(struct cst_core *core, const struct cst_err *why)
 void cst_ranks_begin_closing(struct cst_core *core)
 {
     core->attempt.closing = true;
+    cst_machine_waits_begin(core);
     for (uint32_t rank = 0; rank < core->world; rank++) {
         if (core->ranks[rank].step != CST_NO_REQUEST) {
             cst_requests_untime(&core->requests, core->ranks[rank].step);
