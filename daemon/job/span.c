@@ -7,6 +7,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/engine/net_engine.h"
 #include "daemon/engine/net_peers.h"
+#include "daemon/job/ended_parts.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/memory/job_options.h"
@@ -406,6 +407,7 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
         span__gone__free_unpacked(gone, NULL);
         return cst_err_set(err, CST_EPROTO, "no end of a job");
     }
+    cstd_ended_parts_seen(peer, gone);
     job = cstd_span_job(arg, gone->from);
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == gone->from->life) {
@@ -429,7 +431,6 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
 {
     struct cstd_span *span = job->span;
     Span__Gone gone = SPAN__GONE__INIT;
-    struct cst_err unused;
     Span__Key key;
 
     if (span == NULL) {
@@ -448,7 +449,7 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
         struct cstd_span_machine *machine = &span->machines[m];
 
         if (machine->peer != NULL) {
-            (void)cstd_machine_send(machine->peer, SPAN__MSG_TYPE__SPAN_GONE, &gone.base, &unused);
+            cstd_ended_parts_tell(job->daemon, machine->peer, &gone);
             cstd_machine_release(machine->peer);
         }
         free(machine->squares);
@@ -466,6 +467,7 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
 void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *ops)
 {
     daemon->span_ops = ops;
+    cstd_ended_parts_handle(daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_HERE, on_here, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_GONE, on_gone, daemon);
     cstd_span_handle_chunks(daemon);
