@@ -415,6 +415,7 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
         job->span->gone = why;
         /* Before all were members, nothing was trained. */
         if (gone->removed || (job->span->state == CSTD_SPAN_JOINED && !job->span->is_complete)) {
+            cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "removed: %s", why.text);
             job->daemon->span_ops->removed(job, &why);
         } else if (job->span->state == CSTD_SPAN_JOINED) {
             cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why.text);

@@ -13,6 +13,8 @@
 
 /* From this part of a step on, the node for which it waits is named. */
 #define SLOW_SHARE 0.1
+/* A wait that has lasted so long is told though it is not over. */
+#define LONG_NS UINT64_C(2000000000)
 
 uint32_t cstd_span_view_count(const struct cstd_job *job)
 {
@@ -25,6 +27,18 @@ static bool is_member(const struct cstd_span *span, uint32_t m)
            cst_set_has(&cst_members_record(span->members)->epoch.members, m);
 }
 
+/* The machines for which the step here waits now. *ns: how long nothing has come. */
+static uint64_t waits_now(const struct cstd_job *job, uint64_t *ns)
+{
+    uint64_t since = 0, machines = 0;
+
+    if (job->core != NULL && job->state == CSTD_JOB_READY) {
+        machines = cst_core_waits_for(job->core, &since);
+    }
+    *ns = machines != 0 ? uv_hrtime() - since : 0;
+    return machines;
+}
+
 /* What is known before the parts are numbered lacks members, traffic and waits. */
 void cstd_span_view_node(const struct cstd_job *job, uint32_t m, struct cstd_span_node *out)
 {
@@ -33,6 +47,8 @@ void cstd_span_view_node(const struct cstd_job *job, uint32_t m, struct cstd_spa
     const struct cstd_machine *peer = machine->peer;
     struct cst_machine_stats stats = {0};
     struct cstd_net_traffic traffic = {0};
+    uint64_t waits_ns;
+    const uint64_t waits = waits_now(job, &waits_ns);
 
     if (span->has_engine) {
         traffic = cstd_net_engine_traffic(job->daemon->engines->v[span->engine].net, m);
@@ -51,7 +67,9 @@ void cstd_span_view_node(const struct cstd_job *job, uint32_t m, struct cstd_spa
                                    .received = traffic.received,
                                    .sent = traffic.sent,
                                    .wait_ns = stats.wait_ns,
-                                   .wait_share = stats.wait_share};
+                                   .wait_share = stats.wait_share,
+                                   .waits = (waits >> m & 1) != 0,
+                                   .waits_ns = waits_ns};
     if (!out->is_up) {
         out->why =
             peer->why.status != CST_OK ? peer->why.text : "the node has not answered since then";
@@ -120,6 +138,7 @@ void cstd_span_view_brief(const struct cstd_job *job, char *text, size_t size)
     const struct cstd_span *span = job->span;
     unsigned n_away = 0;
     uint32_t away, slow;
+    uint64_t now, ns;
     double share;
 
     text[0] = '\0';
@@ -132,9 +151,9 @@ void cstd_span_view_brief(const struct cstd_job *job, char *text, size_t size)
     }
     away = find_away(span, &n_away);
     slow = find_slow(job, &share);
+    now = waits_now(job, &ns);
     if (away < span->n) {
-        const uint64_t ns = uv_hrtime() - span->machines[away].peer->since_ns;
-
+        ns = uv_hrtime() - span->machines[away].peer->since_ns;
         (void)snprintf(text, size, "waits for node %s, away for %" PRIu64 " s",
                        cstd_span_name(span, away), ns / 1000000000);
         if (n_away > 1) {
@@ -144,6 +163,9 @@ void cstd_span_view_brief(const struct cstd_job *job, char *text, size_t size)
         }
     } else if (!cst_members_hold(span->members)) {
         (void)snprintf(text, size, "waits until its nodes agree on the last step");
+    } else if (now != 0 && ns >= LONG_NS) {
+        (void)snprintf(text, size, "waits for node %s, for %" PRIu64 " s",
+                       cstd_span_name(span, (uint32_t)__builtin_ctzll(now)), ns / 1000000000);
     } else if (slow < span->n) {
         (void)snprintf(text, size, "%.0f %% of the step waits for node %s", 100 * share,
                        cstd_span_name(span, slow));

@@ -23,6 +23,8 @@ struct cstd_span_node {
     uint64_t received; /* Bytes that were copied from there. */
     uint64_t sent;     /* Bytes that were copied from here to there. */
     uint64_t wait_ns;  /* Time for which steps here have waited for this node. */
+    bool waits;        /* The step here waits for this node now. */
+    uint64_t waits_ns; /* waits: for how long nothing has come. */
     double wait_share; /* Part of the time of the last steps here, 0 to 1. */
 };
 

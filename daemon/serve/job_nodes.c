@@ -47,6 +47,8 @@ static void fill_node(const struct cstd_job *job, uint32_t m, char reason[160],
     out->sent_bytes = node.sent;
     out->wait_seconds = (double)node.wait_ns * 1e-9;
     out->wait_share = node.wait_share;
+    out->has_waits_s = node.waits;
+    out->waits_s = (double)node.waits_ns * 1e-9;
 }
 
 void cstd_job_nodes_fill(const struct cstd_job *job, struct cstd_job_nodes *nodes,

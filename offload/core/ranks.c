@@ -270,8 +270,14 @@ void cst_ranks_start(struct cst_core *core)
         join_all(core);
         return;
     }
-    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING ||
-        core->writes.n_left > 0 || !all_have_synced(core) || !cst_agreement_begin(core)) {
+    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING) {
+        return;
+    }
+    if (core->writes.n_left > 0 || !all_have_synced(core)) {
+        cst_machine_waits_end(core);
+        return;
+    }
+    if (!cst_agreement_begin(core)) {
         return;
     }
     core->attempt.phase = CST_PHASE_RUNNING;

@@ -518,6 +518,15 @@ static struct cst_machine_stats waits_for(uint32_t machine)
     return stats;
 }
 
+/* The machines for which the core waits since @since; 0: @since is not looked at. */
+static uint64_t missing_since(uint64_t since)
+{
+    uint64_t at = 0, missing = cst_core_waits_for(core, &at);
+
+    ck_assert(missing == 0 || at == since);
+    return missing;
+}
+
 /* Hear what machine 0 tells of chunk @chunk in step @step at @at. */
 static void hear_at(uint64_t at, enum cst_message_kind kind, uint32_t chunk, uint64_t step)
 {
@@ -540,6 +549,7 @@ static void slow_step(uint64_t at, uint64_t step)
 
     now = at;
     (void)ask(CST_EV_STEP, 0, 0); /* No rank has contributed: there is nothing to add here. */
+    ck_assert_uint_eq(missing_since(at), 1);
     hear_at(at + 60, CST_MESSAGE_PARTIAL, 1, step); /* 60 ns. */
     hear_at(at + 65, CST_MESSAGE_SUMMED, 0, step);  /* Nothing: chunk 1 is added here. */
     now = at + 70;
@@ -548,13 +558,16 @@ static void slow_step(uint64_t at, uint64_t step)
     now = at + 95;
     complete();
     hear_at(at + 105, CST_MESSAGE_SUMMED, 2, step); /* 10 ns. */
-    now = at + 120;                                 /* The norm. */
+    ck_assert_uint_eq(missing_since(0), 0);
+    now = at + 120; /* The norm. */
     complete();
+    ck_assert_uint_eq(missing_since(at + 120), 1); /* The word of the coordinator. */
     decision.step = decision.adam_step = step + 1;
     now = at + 150; /* 30 ns. */
     hear((struct cst_machine_message){
         .kind = CST_MESSAGE_COMMIT, .attempt = 1, .step = step, .decision = decision});
     ck_assert_uint_eq(stats_of_core().step, step + 1);
+    ck_assert_uint_eq(missing_since(0), 0);
     n_tickets = 0;
 }
 
@@ -601,6 +614,7 @@ START_TEST(waits_of_others)
     now = 10;
     (void)ask(CST_EV_SYNC, 0, 0);
     ck_assert_int_eq(told[0].kind, CST_MESSAGE_SYNCED);
+    ck_assert_uint_eq(missing_since(10), 1);
     now = 50;
     hear((struct cst_machine_message){
         .kind = CST_MESSAGE_START, .attempt = 1, .waited_for = (uint32_t[]){0, 1, 2, 99}[_i]});
