@@ -245,7 +245,8 @@ static void draw_row(struct cli_grid *grid, unsigned row, unsigned look,
         const bool sorted = job == NULL && c == view->sort;
 
         if (job != NULL && is_stopped(job) && c >= CLI_TOP_FIRST_OF_STEP && c >= view->left) {
-            (void)cli_grid_field(grid, row, col, grid->cols - col, false, look, job->node_wait);
+            (void)cli_grid_field(grid, row, col, col < grid->cols ? grid->cols - col : 0, false,
+                                 look, job->node_wait);
             return;
         }
         if ((c == 0 || c >= view->left) && col + widths[c] <= grid->cols) {
