@@ -23,6 +23,7 @@
 #include "daemon/job/searches.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/revive/revive.h"
+#include "daemon/job/ended_parts.h"
 #include "daemon/job/span.h"
 #include "daemon/links/links.h"
 #include "daemon/serve/open_files.h"
@@ -240,6 +241,7 @@ struct cstd_modules {
     struct cstd_pendings requests;
     struct cstd_unpack unpack;
     struct cstd_revival revival;
+    struct cstd_ended_parts ended_parts;
 };
 
 static const struct cstd_tier_kinds kinds = {.host = &cstd_tier_host,
@@ -271,6 +273,7 @@ static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
     daemon->requests = &modules->requests;
     daemon->unpack = &modules->unpack;
     daemon->revival = &modules->revival;
+    daemon->ended_parts = &modules->ended_parts;
     return CST_OK;
 }
 
@@ -294,6 +297,7 @@ static int init_parts(struct cstd_daemon *daemon, const struct cstd_settings *co
                                          .limit = config->pool_bytes};
     daemon->started_ns = uv_hrtime();
     cstd_jobs_init(daemon->jobs);
+    cstd_ended_parts_init(daemon);
     cstd_pendings_init(daemon->requests);
     cstd_deferred_init(&daemon->later);
     cstd_deferred_init(&daemon->idle_work);
@@ -594,6 +598,7 @@ void cstd_daemon_close(struct cstd_daemon *daemon)
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);
     (void)uv_loop_close(&daemon->loop);
     cstd_links_close(daemon->links);
+    cstd_ended_parts_close(daemon);
     cstd_pendings_close(daemon->requests);
     cst_actions_close(&daemon->actions);
     cstd_unpack_close(daemon->unpack);

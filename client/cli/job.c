@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The commands of `cistern` about one job: job and explain. */
 #include "client/cli/cli.h"
+#include "client/cli/job_nodes.h"
 #include "client/cli/job_ranks.h"
 #include "client/cli/json.h"
 #include "client/cli/table.h"
@@ -242,9 +243,13 @@ static void print_head(const Cistern__JobInfo *job, FILE *out)
     char params[CLI_HUMAN_BYTES], arena[CLI_HUMAN_BYTES], chunk[CLI_HUMAN_BYTES];
     double per_param = job->n_params > 0 ? (double)job->arena_bytes / (double)job->n_params : 0;
 
-    (void)fprintf(out, "job       %s of uid %u: %s, step %llu, attempt %llu, %u rank%s on %s\n",
-                  job->name, job->uid, job->state, (unsigned long long)job->step,
-                  (unsigned long long)job->attempt, job->world, job->world == 1 ? "" : "s",
+    (void)fprintf(out, "job       %s of uid %u: %s, step %llu, attempt %llu, %u", job->name,
+                  job->uid, job->state, (unsigned long long)job->step,
+                  (unsigned long long)job->attempt, job->world);
+    if (job->has_all_ranks) {
+        (void)fprintf(out, " of %u", job->all_ranks);
+    }
+    (void)fprintf(out, " rank%s on %s\n", job->world == 1 && !job->has_all_ranks ? "" : "s",
                   job->device != NULL ? job->device : "?");
     (void)fprintf(out, "model     %s parameters, %s of host memory, %.2f B/parameter\n",
                   cli_count(job->n_params, params), cli_bytes(job->arena_bytes, arena), per_param);
@@ -275,6 +280,7 @@ static void print_head(const Cistern__JobInfo *job, FILE *out)
     if (job->waits_for != NULL) {
         (void)fprintf(out, "waits     for %s\n", job->waits_for);
     }
+    cli_job_nodes_print_state(job, out);
     if (job->copies != NULL) {
         (void)fprintf(out, "copies    of weights into pools on GPUs by the %s\n",
                       strcmp(job->copies, "worker") == 0 ? "workers" : "GPUs' engines");
@@ -371,6 +377,9 @@ static void print_groups(const Cistern__JobInfo *job, FILE *out)
 bool cli_job_print(const Cistern__JobInfo *job, FILE *out)
 {
     print_head(job, out);
+    if (!cli_job_nodes_print(job, out)) {
+        return false;
+    }
     if (job->n_ranks == 0) {
         return true;
     }

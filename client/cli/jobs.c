@@ -70,7 +70,11 @@ static void add_job(struct cli_table *table, const void *item)
     cli_table_cell(table, "%s", job->name);
     cli_table_cell(table, "%u", job->uid);
     cli_table_cell(table, "%s", job->state);
-    cli_table_cell(table, "%u", job->world);
+    if (job->has_all_ranks) {
+        cli_table_cell(table, "%u of %u", job->world, job->all_ranks);
+    } else {
+        cli_table_cell(table, "%u", job->world);
+    }
     cli_table_cell(table, "%llu", (unsigned long long)job->step);
     cli_table_cell(table, "%s", cli_count(job->n_params, text));
     cli_table_cell(table, "%s", cli_bytes(job->arena_bytes, text));
@@ -80,6 +84,7 @@ static void add_job(struct cli_table *table, const void *item)
         cli_table_cell(table, "-");
     }
     add_progress(table, job);
+    cli_table_cell(table, "%s", job->node_wait != NULL ? job->node_wait : "");
 }
 
 static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, bool *more)
@@ -94,7 +99,7 @@ static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, 
 static const char *const titles[] = {"JOB",        "UID",      "STATE",    ">RANKS", ">STEP",
                                      ">PARAMS",    ">MEMORY",  ">B/PARAM", ">LOSS",  ">STEP TIME",
                                      ">ON DEVICE", ">EXPOSED", ">HIDDEN",  ">AHEAD", ">DROPPED",
-                                     ">IDLE",      ">DRIVES",  NULL};
+                                     ">IDLE",      ">DRIVES",  "",         NULL};
 
 const struct cli_list cli_jobs_list = {
     .get = CISTERN__MSG_TYPE__MSG_JOB_LIST,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/cli/metrics_text.h"
 
+#include "client/cli/metrics_value.h"
 #include "proto/job_states.h"
 #include "proto/text.h"
 
@@ -176,6 +177,19 @@ static const struct row rank_rows[] = {
     {"cistern_job_pool_bytes", GAUGE, "Size of the pools.", "pool.capacity", NULL},
 };
 
+/* Of a JobNode. */
+static const struct row job_node_rows[] = {
+    {"cistern_job_node_up", GAUGE, "1: there is a link to the node, or it is this one.", "up",
+     NULL},
+    {"cistern_job_node_member", GAUGE, "1: the job goes on with the node.", "member", NULL},
+#define NODE_BYTES "Bytes copied from the node (received), and by the node from here (sent)."
+    {"cistern_job_node_bytes_total", COUNTER, NODE_BYTES, "received_bytes",
+     "direction=\"received\""},
+    {"cistern_job_node_bytes_total", COUNTER, NODE_BYTES, "sent_bytes", "direction=\"sent\""},
+    {"cistern_job_node_wait_seconds_total", COUNTER,
+     "Time for which steps here waited for the node.", "wait_seconds", NULL},
+};
+
 /* Of a QuotaUse in bytes, and of another one. */
 static const struct row quota_bytes_rows[] = {
     {"cistern_quota_used_bytes", GAUGE, "Memory that a user or group has.", "used", NULL},
@@ -185,73 +199,6 @@ static const struct row quota_rows[] = {
     {"cistern_quota_used", GAUGE, "Number that a user or group has.", "used", NULL},
     {"cistern_quota_limit", GAUGE, "Limit of the number.", "limit", NULL},
 };
-
-/* -- values --------------------------------------------------------------------------------- */
-
-/* The sum of a field over messages. */
-struct value {
-    bool there;       /* At least one message has the field. */
-    const char *text; /* Of a text field; else NULL. */
-    bool is_real;
-    uint64_t whole; /* !is_real */
-    double real;    /* is_real */
-};
-
-static void add_number(const char *at, ProtobufCType type, struct value *value)
-{
-    uint32_t u32;
-    uint64_t u64;
-    double real;
-
-    if (type == PROTOBUF_C_TYPE_DOUBLE) {
-        memcpy(&real, at, sizeof real);
-        value->is_real = true;
-        value->real += real;
-    } else if (type == PROTOBUF_C_TYPE_UINT64) {
-        memcpy(&u64, at, sizeof u64);
-        value->whole += u64;
-    } else { /* uint32 and bool, which have the same size in protobuf-c. */
-        memcpy(&u32, at, sizeof u32);
-        value->whole += u32;
-    }
-}
-
-/* Add the field @name of @message. */
-static void add_field(const ProtobufCMessage *message, const char *name, struct value *value)
-{
-    const char *dot = strchr(name, '.');
-    const ProtobufCFieldDescriptor *field;
-    char first[32];
-    const char *at, *pointer = NULL;
-
-    (void)snprintf(first, sizeof first, "%.*s", (int)(dot != NULL ? dot - name : 31), name);
-    field = protobuf_c_message_descriptor_get_field_by_name(message->descriptor, first);
-    at = (const char *)message + field->offset;
-    if (field->type == PROTOBUF_C_TYPE_MESSAGE || field->type == PROTOBUF_C_TYPE_STRING) {
-        memcpy(&pointer, at, sizeof pointer);
-    }
-    if (field->type == PROTOBUF_C_TYPE_MESSAGE) {
-        if (pointer != NULL) {
-            add_field((const ProtobufCMessage *)(const void *)pointer, dot + 1, value);
-        }
-        return;
-    }
-    if (field->type == PROTOBUF_C_TYPE_STRING) {
-        value->text = pointer;
-        value->there = pointer != NULL;
-        return;
-    }
-    if (field->label == PROTOBUF_C_LABEL_OPTIONAL) {
-        protobuf_c_boolean has;
-
-        memcpy(&has, (const char *)message + field->quantifier_offset, sizeof has);
-        if (!has) {
-            return;
-        }
-    }
-    value->there = true;
-    add_number(at, field->type, value);
-}
 
 /* -- printing ------------------------------------------------------------------------------- */
 
@@ -333,10 +280,10 @@ static void print_labels(const struct row *row, const struct item *item, const c
 
 static void print_sample(const struct row *row, const struct item *item, FILE *out)
 {
-    struct value value = {.there = false};
+    struct cli_metrics_value value = {.there = false};
 
     for (size_t i = 0; i < item->n; i++) {
-        add_field(item->messages[i], row->field, &value);
+        cli_metrics_value_add(item->messages[i], row->field, &value);
     }
     if (!value.there) {
         return;
@@ -500,9 +447,24 @@ static void label_job(const Cistern__JobInfo *job, struct item *item)
     add_number_label(item->labels, "uid", job->uid);
 }
 
+/* Add the nodes of @job, if it has several. False: out of memory. */
+static bool add_nodes(const Cistern__JobInfo *job, struct items *nodes)
+{
+    for (size_t i = 0; i < job->n_nodes; i++) {
+        struct item *node = add_item(nodes, &job->nodes[i], 1);
+
+        if (node == NULL) {
+            return false;
+        }
+        label_job(job, node);
+        add_label(node->labels, "node", job->nodes[i]->name);
+    }
+    return true;
+}
+
 static bool print_jobs(const struct cli_messages *replies, FILE *out)
 {
-    struct items jobs = {.n = 0}, ranks = {.n = 0};
+    struct items jobs = {.n = 0}, ranks = {.n = 0}, nodes = {.n = 0};
     bool good = true;
 
     for (size_t i = 0; good && i < replies->n; i++) {
@@ -510,7 +472,7 @@ static bool print_jobs(const struct cli_messages *replies, FILE *out)
         struct item *job = add_item(&jobs, &reply->job, 1);
         struct item *all = add_item(&ranks, reply->job->ranks, reply->job->n_ranks);
 
-        good = job != NULL && all != NULL;
+        good = job != NULL && all != NULL && add_nodes(reply->job, &nodes);
         if (good) {
             label_job(reply->job, job);
             label_job(reply->job, all);
@@ -518,7 +480,9 @@ static bool print_jobs(const struct cli_messages *replies, FILE *out)
     }
     PRINT_TABLE(job_rows, jobs.v, jobs.n, out);
     PRINT_TABLE(rank_rows, ranks.v, ranks.n, out);
+    PRINT_TABLE(job_node_rows, nodes.v, nodes.n, out);
     free(jobs.v);
+    free(nodes.v);
     free(ranks.v);
     return good;
 }

@@ -5,6 +5,7 @@
 #include "client/cli/table.h"
 #include "client/cli/watch.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static void add_seconds(struct cli_table *table, bool has, double seconds)
@@ -12,6 +13,28 @@ static void add_seconds(struct cli_table *table, bool has, double seconds)
     char text[CLI_HUMAN_BYTES];
 
     cli_table_cell(table, "%s", has ? cli_seconds(seconds, text) : "-");
+}
+
+static void add_bytes(struct cli_table *table, bool has, uint64_t bytes)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    cli_table_cell(table, "%s", has ? cli_bytes(bytes, text) : "-");
+}
+
+/* Add the names of the jobs that use the link: "run7, run8 and 3 more". */
+static void add_jobs(struct cli_table *table, const Cistern__NodeInfo *node)
+{
+    char text[256];
+    size_t n = 0, i = 0;
+
+    for (; i < node->n_jobs && n + strlen(node->jobs[i]) + 32 < sizeof text; i++) {
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i > 0 ? ", " : "", node->jobs[i]);
+    }
+    if (i < node->job_count) {
+        (void)snprintf(text + n, sizeof text - n, " and %u more", node->job_count - (unsigned)i);
+    }
+    cli_table_cell(table, "%s", node->n_jobs > 0 ? text : "-");
 }
 
 static void add_node(struct cli_table *table, const void *item)
@@ -23,6 +46,9 @@ static void add_node(struct cli_table *table, const void *item)
     cli_table_cell(table, "%s", node->state);
     add_seconds(table, node->has_since_s, node->since_s);
     add_seconds(table, node->has_round_trip_s, node->round_trip_s);
+    add_bytes(table, node->has_received_bytes, node->received_bytes);
+    add_bytes(table, node->has_sent_bytes, node->sent_bytes);
+    add_jobs(table, node);
     cli_table_cell(table, "%s", node->program != NULL ? node->program : "-");
     cli_table_cell(table, "%s", node->isa != NULL ? node->isa : "-");
     cli_table_cell(table, "%s", node->address);
@@ -38,8 +64,9 @@ static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, 
     return part->n_nodes;
 }
 
-static const char *const titles[] = {"NODE",    "STATE",   ">SINCE", ">ROUND TRIP", "VERSION",
-                                     "KERNELS", "ADDRESS", "",       NULL};
+static const char *const titles[] = {"NODE",      "STATE",   ">SINCE", ">ROUND TRIP",
+                                     ">RECEIVED", ">SENT",   "JOBS",   "VERSION",
+                                     "KERNELS",   "ADDRESS", "",       NULL};
 
 static const struct cli_list nodes_list = {
     .get = CISTERN__MSG_TYPE__MSG_NODE_LIST,

@@ -2,6 +2,7 @@
 /* The command `cistern report`: writes a page about the run of a job. */
 #include "client/cli/report.h"
 
+#include "client/cli/job_nodes.h"
 #include "proto/new_file.h"
 
 #include <errno.h>
@@ -60,6 +61,7 @@ static bool get_history(struct cli *cli, struct cli_report *report)
 static int write_page(const struct cli_report *report, FILE *to, struct cst_err *err)
 {
     cli_report_head(report, to);
+    cli_job_nodes_report(report->job, to);
     cli_report_run(report, to);
     if (!cli_report_recent(report, to)) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the report");

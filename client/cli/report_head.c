@@ -135,7 +135,11 @@ static void fact_model(const Cistern__JobInfo *job, FILE *to)
 static void fact_ranks(const Cistern__JobInfo *job, FILE *to)
 {
     fact_begin(to, "Ranks");
-    cli_html_text(to, "%u on %s", job->world, job->device != NULL ? job->device : "?");
+    cli_html_text(to, "%u", job->world);
+    if (job->has_all_ranks) {
+        cli_html_text(to, " of %u", job->all_ranks);
+    }
+    cli_html_text(to, " on %s", job->device != NULL ? job->device : "?");
     if (job->has_micro_batches) {
         cli_html_text(to, ", %u micro-batches in a step", job->micro_batches);
     }

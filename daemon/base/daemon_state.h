@@ -20,6 +20,7 @@
 struct cstd_budget;
 struct cstd_core_driver_ops;
 struct cstd_drives;
+struct cstd_ended_parts;
 struct cstd_engines;
 struct cstd_gpus;
 struct cstd_jobs;
@@ -55,6 +56,7 @@ struct cstd_daemon {
     struct cstd_server *server;     /* Listening sockets and sessions. */
     struct cstd_jobs *jobs;
     struct cstd_links *links; /* Links to other nodes; NULL: [node] names no place to listen. */
+    struct cstd_ended_parts *ended_parts;     /* Of jobs on several nodes. */
     struct cstd_staging_queue *staging_queue; /* Requests for staging that wait for some. */
     struct cstd_pendings *requests;           /* Requests that wait for their final reply. */
     /* Work that must wait until the current callback has returned. */

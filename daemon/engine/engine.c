@@ -331,6 +331,9 @@ static void on_pong(struct cstd_engine *engine, const struct cst_frame *frame)
     cstd_rates_see(&engine->seen, &engine->counters, &now);
     engine->counters = now;
     engine->progress = pong->progress;
+    if (engine->net != NULL) {
+        cstd_net_engine_see(engine->net, pong);
+    }
     engine__pong__free_unpacked(pong, NULL);
 }
 
@@ -477,7 +480,7 @@ static void end_process(struct cstd_engine *engine)
 {
     engine->process = NULL;
     if (engine->net != NULL) {
-        cstd_net_bytes_forget(&engine->net->end);
+        cstd_net_engine_end_process(engine->net);
     }
     /* The dead process cannot clear its own slot, and the copies that it announced would slow down
      * the nodes' updates forever. */

@@ -9,6 +9,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/done.h"
+#include "daemon/job/ended_parts.h"
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/job/shut_out.h"
@@ -284,7 +285,9 @@ static void on_memory_gone(struct cstd_memory *memory)
 {
     struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
     struct cstd_daemon *daemon = job->daemon;
+    Cistern__Removed removed = CISTERN__REMOVED__INIT;
     struct cstd_pending *remover;
+    char *left_on[CST_MACHINES_MAX];
     uint32_t item;
 
     if (job->state != CSTD_JOB_CLOSING) {
@@ -298,7 +301,10 @@ static void on_memory_gone(struct cstd_memory *memory)
     leave_base(job);
     remover = cstd_pending_find(daemon->requests, job->remover, &item);
     if (remover != NULL) { /* Otherwise the requester has disconnected. */
-        cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, NULL, NULL, 0);
+        removed.left_on = left_on;
+        removed.n_left_on =
+            cstd_ended_parts_untold(daemon, job->uid, job->name, left_on, CST_MACHINES_MAX);
+        cstd_session_answer(daemon, remover, CISTERN__MSG_TYPE__MSG_OK, &removed.base, NULL, 0);
     }
     daemon->status_changed = true;
     release_hold(job);

@@ -7,6 +7,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/engine/net_engine.h"
 #include "daemon/engine/net_peers.h"
+#include "daemon/job/ended_parts.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/memory/job_options.h"
@@ -416,6 +417,7 @@ static void end_with(struct cstd_job *job, struct cstd_span_machine *machine, bo
     span->gone = *why;
     /* Before all were members, nothing was trained. */
     if (removed || (span->state == CSTD_SPAN_JOINED && !span->is_complete)) {
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "removed: %s", why->text);
         job->daemon->span_ops->removed(job, why);
     } else if (span->state == CSTD_SPAN_JOINED) {
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why->text);
@@ -437,6 +439,7 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
         span__gone__free_unpacked(gone, NULL);
         return cst_err_set(err, CST_EPROTO, "no end of a job");
     }
+    cstd_ended_parts_seen(peer, gone);
     job = cstd_span_job(arg, gone->from);
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == gone->from->life) {
@@ -489,7 +492,6 @@ static void tell_gone(struct cstd_job *job, const struct cst_err *why)
 {
     struct cstd_span *span = job->span;
     Span__Gone gone = SPAN__GONE__INIT;
-    struct cst_err unused;
     Span__Key key = cstd_span_key(job);
 
     gone.from = &key;
@@ -499,8 +501,7 @@ static void tell_gone(struct cstd_job *job, const struct cst_err *why)
                                : (char *)(uintptr_t) "the job was removed there";
     for (uint32_t m = 0; m < span->n; m++) {
         if (span->machines[m].peer != NULL) {
-            (void)cstd_machine_send(span->machines[m].peer, SPAN__MSG_TYPE__SPAN_GONE, &gone.base,
-                                    &unused);
+            cstd_ended_parts_tell(job->daemon, span->machines[m].peer, &gone);
         }
     }
 }
@@ -539,6 +540,7 @@ void cstd_span_close(struct cstd_job *job, const struct cst_err *why)
 void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *ops)
 {
     daemon->span_ops = ops;
+    cstd_ended_parts_handle(daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_HERE, on_here, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_GONE, on_gone, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_NONE, on_none, daemon);

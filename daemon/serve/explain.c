@@ -6,6 +6,7 @@
 #include "daemon/job/planner.h"
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/tiers/tier.h"
+#include "daemon/serve/job_nodes.h"
 #include "daemon/serve/serve.h"
 #include "daemon/serve/state_files.h"
 #include "daemon/session/session.h"
@@ -70,6 +71,7 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_edge_slots_explain(job, lines + n, EXPLAIN_LINES - n);
+    n += cstd_job_nodes_explain(job, lines + n, EXPLAIN_LINES - n);
     for (unsigned i = 0; i < n; i++) {
         pointers[i] = lines[i];
     }

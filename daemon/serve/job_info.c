@@ -9,6 +9,7 @@
 #include "daemon/memory/edge_slots.h"
 #include "daemon/memory/rank_devices.h"
 #include "daemon/memory/set_aside.h"
+#include "daemon/serve/job_nodes.h"
 #include "daemon/serve/job_use.h"
 #include "daemon/serve/serve.h"
 #include "daemon/serve/state_files.h"
@@ -26,7 +27,7 @@
 #include <stdio.h>
 
 /* So many jobs, or ranks of a job, fit into a frame with the longest texts that they can have. */
-enum { JOB_PAGE = 24, RANK_PAGE = 96, NAMED_USERS = 16 };
+enum { JOB_PAGE = 22, RANK_PAGE = 96, NAMED_USERS = 16 };
 
 static double seconds_since(uint64_t then)
 {
@@ -357,9 +358,7 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     }
 }
 
-/* True if the session's user may see @job: the owner, root, and managers. A job that is to replace
- * another one (reshape.h) is not seen until then. */
-static bool may_see(const struct cstd_session *session, const struct cstd_job *job)
+bool cstd_serve_may_see(const struct cstd_session *session, const struct cstd_job *job)
 {
     return job->predecessor == NULL &&
            (session->manager || session->peer.uid == job->uid || session->peer.uid == 0);
@@ -371,12 +370,13 @@ void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)
     Cistern__JobListPart part = CISTERN__JOB_LIST_PART__INIT;
     Cistern__JobInfo infos[JOB_PAGE], *pointers[JOB_PAGE];
     struct cstd_job_use uses[JOB_PAGE];
+    struct cstd_job_nodes_brief nodes[JOB_PAGE];
     const struct cstd_job *job;
     uint32_t i = 0, n = 0;
 
     TAILQ_FOREACH(job, &session->daemon->jobs->living, link)
     {
-        if (!may_see(session, job)) {
+        if (!cstd_serve_may_see(session, job)) {
             continue;
         }
         if (i++ < get->first) {
@@ -388,6 +388,7 @@ void cstd_serve_job_list(struct cstd_session *session, uint64_t id, void *body)
         }
         fill_job(job, &infos[n]);
         cstd_job_use_fill(job, &uses[n], &infos[n]);
+        cstd_job_nodes_fill_brief(job, &nodes[n], &infos[n]);
         pointers[n] = &infos[n];
         n++;
     }
@@ -492,9 +493,11 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     Cistern__RankInfo *pointers[RANK_PAGE];
     struct details details;
     struct cstd_job_use use;
+    struct cstd_job_nodes nodes;
     struct cstd_job *job;
     struct cst_err err = {0};
     char waits[256];
+    uint32_t page = RANK_PAGE;
 
     if (cstd_serve_find_job(session, name->name, name->has_uid, name->uid, &job, &err) != CST_OK) {
         cstd_session_error(session, id, &err);
@@ -512,7 +515,11 @@ void cstd_serve_job_info(struct cstd_session *session, uint64_t id, void *body)
     info.has_n_groups = job->model.n_groups > 1;
     info.n_groups = job->model.n_groups - 1;
     fill_edges(job, &info);
-    for (uint32_t r = name->first_rank; r < job->world && info.n_ranks < RANK_PAGE; r++) {
+    if (name->first_rank == 0) {
+        cstd_job_nodes_fill(job, &nodes, &info);
+        page = info.n_nodes > 0 ? RANK_PAGE / 2 : RANK_PAGE; /* The nodes need room, too. */
+    }
+    for (uint32_t r = name->first_rank; r < job->world && info.n_ranks < page; r++) {
         fill_rank(job, r, &ranks[info.n_ranks]);
         pointers[info.n_ranks] = &ranks[info.n_ranks].message;
         info.n_ranks++;

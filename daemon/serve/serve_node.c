@@ -3,12 +3,17 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/links/connection.h"
+#include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
+#include "daemon/job/span_view.h"
 #include "daemon/links/links.h"
+#include "daemon/serve/job_info.h"
 #include "daemon/serve/serve.h"
 #include "daemon/serve/server.h"
 #include "proto/cistern.pb-c.h"
 
-enum { NODE_PAGE = 32 }; /* Most nodes of a NodeListPart. */
+/* Most nodes of a NodeListPart, and most jobs that each of them names. */
+enum { NODE_PAGE = 32, NAMED_JOBS = 16 };
 
 /* Check that there are links and, if something is to change, that a manager asks. */
 static bool admit(struct cstd_session *session, uint64_t id, bool changes)
@@ -98,11 +103,39 @@ static void describe(const struct cstd_machine *node, Cistern__NodeInfo *out)
     }
 }
 
+/* Add the jobs that use the link to @machine, of those that the user may see. */
+static void describe_jobs(const struct cstd_session *session, const struct cstd_machine *machine,
+                          char *names[NAMED_JOBS], Cistern__NodeInfo *out)
+{
+    const struct cstd_job *job;
+
+    out->jobs = names;
+    TAILQ_FOREACH(job, &session->daemon->jobs->living, link)
+    {
+        struct cstd_span_node part;
+        uint32_t m;
+
+        if (!cstd_serve_may_see(session, job) || !cstd_span_view_find(job, machine, &m)) {
+            continue;
+        }
+        cstd_span_view_node(job, m, &part);
+        if (out->n_jobs < NAMED_JOBS) {
+            names[out->n_jobs++] = (char *)(uintptr_t)job->name;
+        }
+        out->job_count++;
+        out->jobs_received_bytes += part.received;
+        out->jobs_sent_bytes += part.sent;
+    }
+    out->has_job_count = out->has_jobs_received_bytes = out->has_jobs_sent_bytes =
+        out->job_count > 0;
+}
+
 void cstd_serve_node_list(struct cstd_session *session, uint64_t id, void *body)
 {
     const Cistern__NodeListGet *get = body;
     Cistern__NodeListPart part = CISTERN__NODE_LIST_PART__INIT;
     Cistern__NodeInfo infos[NODE_PAGE], *pointers[NODE_PAGE];
+    char *names[NODE_PAGE][NAMED_JOBS];
     const struct cstd_machine *node = NULL;
     bool more = true;
 
@@ -119,6 +152,7 @@ void cstd_serve_node_list(struct cstd_session *session, uint64_t id, void *body)
                 describe_self(session->daemon->links, info);
             } else {
                 describe(node, info);
+                describe_jobs(session, node, names[part.n_nodes], info);
             }
             pointers[part.n_nodes++] = info;
         }

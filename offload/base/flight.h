@@ -53,7 +53,7 @@ struct cst_flight {
     uint32_t buffer;
     bool down;           /* UPDATE, STATES: the command is a COPY down after a device update. */
     uint32_t tries;      /* With `down`: number of failed copies of the same row before this one. */
-    uint32_t peer;       /* PIECE: rank whose block is read. */
+    uint32_t peer;       /* PIECE: rank whose block is read. PARTIAL: the machine that is read. */
     uint32_t peer_block; /* PIECE: the peer's block. */
     uint32_t chunk;      /* All but NORM. */
     uint32_t request;    /* READ, WRITE: number of the request. */

@@ -40,7 +40,8 @@
 
 #define CST_MACHINES_MAX 64         /* Machines of a job: bits of a word. */
 #define CST_MACHINES_ALL UINT32_MAX /* CST_ACT_TELL: to all other members. */
-#define CST_RANK_BLOCKS_MAX 64      /* Rank blocks of a job: one command adds their partials. */
+#define CST_MACHINE_UNKNOWN UINT32_MAX
+#define CST_RANK_BLOCKS_MAX 64 /* Rank blocks of a job: one command adds their partials. */
 
 /* The bit of machine @machine in a set of machines. */
 static inline uint64_t cst_machine_bit(uint32_t machine)
@@ -82,19 +83,19 @@ enum cst_message_kind {
     /* attempt, step. A member tells the coordinator, the lowest member: all ranks here are in SYNC,
      * and wait for an attempt after this one. */
     CST_MESSAGE_SYNCED,
-    /* attempt, step. The coordinator tells all: the attempt begins. */
+    /* attempt, step, waited_for. The coordinator tells all: the attempt begins. */
     CST_MESSAGE_START,
     /* attempt, step, chunk, block, empty, place. A member tells the home: the partial is complete,
      * and stays at `place` until the attempt ends or the step is committed. */
     CST_MESSAGE_PARTIAL,
-    /* attempt, step, chunk, place, squares, n_squares. The home tells all: the gradient is
-     * complete, and is at `place`. `squares` are those of the chunk's tiles, in their order. */
+    /* attempt, step, chunk, place, squares, n_squares, waited_for. The home tells all: the gradient
+     * is complete, and is at `place`. `squares` are those of the chunk's tiles, in their order. */
     CST_MESSAGE_SUMMED,
     /* attempt, step, decision (without loss), losses, n_losses, rank_blocks. A member tells the
      * coordinator: nothing is missing here for the commit. From now on this machine does not end
      * the attempt by itself. */
     CST_MESSAGE_READY,
-    /* attempt, step, decision. The coordinator tells all: all members were READY. */
+    /* attempt, step, decision, waited_for. The coordinator tells all: all members were READY. */
     CST_MESSAGE_COMMIT,
     /* attempt, step. A member tells the coordinator: it has recorded the decision. The coordinator
      * goes on after the first one: then two members have recorded it. */
@@ -122,6 +123,9 @@ struct cst_machine_message {
     const double *losses; /* Of its ranks. */
     uint32_t n_losses;
     struct cst_decision decision;
+    /* The machine whose message was the last for which the sender has waited before it told this
+     * one; the sender itself if its own work ended later; or CST_MACHINE_UNKNOWN. */
+    uint32_t waited_for;
     bool idle; /* A rank has left, and no rank of that machine had begun the step. */
     bool failed;
     struct cst_err why;

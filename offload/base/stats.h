@@ -39,6 +39,12 @@ struct cst_rank_stats {
     uint32_t micro;      /* Current micro-batch of the step, from 0. */
 };
 
+/* Of another machine of the job (machine_waits.h). */
+struct cst_machine_stats {
+    uint64_t wait_ns;  /* Time for which steps here have waited for it. */
+    double wait_share; /* Part of the time of the last steps here, 0 to 1; newer ones weigh more. */
+};
+
 enum cst_core_phase {
     CST_PHASE_READY,
     CST_PHASE_RUNNING,

@@ -42,6 +42,7 @@ struct cst_machine_message *cst_membership_tell(struct cst_core *core, uint32_t 
     message->attempt = core->attempt.number;
     message->step = core->step;
     message->chunk = chunk;
+    message->waited_for = CST_MACHINE_UNKNOWN;
     return message;
 }
 

@@ -54,6 +54,7 @@ static void start(struct cst_core *core)
     a->started = ++a->last;
     message = cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_START, 0);
     message->attempt = a->last;
+    message->waited_for = a->last_synced;
 }
 
 /* All ranks here wait for an attempt after the last one. Tell the coordinator so, once; or, in the
@@ -64,6 +65,9 @@ static void wait_for_others(struct cst_core *core)
     struct cst_agreement_member *own = &a->members[core->machines->self];
 
     if (cst_membership_is_coordinator(core)) {
+        if (own->synced != a->last + 1) {
+            a->last_synced = core->machines->self;
+        }
         own->synced = a->last + 1;
         own->synced_step = core->step;
         start(core);
@@ -88,8 +92,10 @@ bool cst_agreement_begin(struct cst_core *core)
         wait_for_others(core);
     }
     if (a->started == 0) {
+        cst_machine_waits_begin(core);
         return false;
     }
+    cst_machine_waits_end(core);
     core->attempt.number = a->started - 1;
     a->started = 0;
     a->ready = false;
@@ -102,6 +108,8 @@ static void on_synced(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_agreement_member *member = &core->agreement.members[event->machine];
 
+    cst_machine_waits_arrived(core, event->machine, CST_MACHINE_UNKNOWN);
+    core->agreement.last_synced = event->machine;
     member->synced = event->message->attempt + 1;
     member->synced_step = event->message->step;
     if (member->synced == core->agreement.last + 1 && member->synced_step != core->step) {
@@ -133,6 +141,7 @@ static void on_start(struct cst_core *core, const struct cst_event *event)
     if (event->message->attempt <= a->last) {
         return; /* It was aborted before this machine was told of it. */
     }
+    cst_machine_waits_arrived(core, event->machine, event->message->waited_for);
     a->last = event->message->attempt;
     for (uint32_t rank = 0; rank < core->world; rank++) {
         if (core->ranks[rank].sync == CST_NO_REQUEST) {
@@ -155,6 +164,7 @@ void cst_agreement_end(struct cst_core *core, bool idle, bool failed, const stru
     if (core->machines == NULL) {
         return;
     }
+    cst_machine_waits_end(core);
     a->ready = false;
     a->decided = false;
     a->n_ready = 0;
@@ -260,6 +270,7 @@ static int compare(const struct cst_core *core, struct cst_err *err)
 static void look(struct cst_core *core)
 {
     struct cst_agreement *a = &core->agreement;
+    struct cst_machine_message *message;
     struct cst_err err;
 
     if (!a->ready || a->decided || a->n_ready != core->membership.members) {
@@ -281,7 +292,9 @@ static void look(struct cst_core *core)
         cst_fact_decided(&core->facts); /* There is nobody else to record it. */
         return;
     }
-    cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_COMMIT, 0)->decision = a->last_decision;
+    message = cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_COMMIT, 0);
+    message->decision = a->last_decision;
+    message->waited_for = a->last_ready;
 }
 
 /* Keep the losses of the ranks of the rank blocks @blocks, from *@losses on, in the order of all
@@ -307,6 +320,7 @@ static void note_ready(struct cst_core *core, uint32_t m, const struct cst_machi
     keep_losses(core, what->rank_blocks, what->losses, what->n_losses);
     a->members[m].ready = what->decision;
     a->n_ready |= cst_machine_bit(m);
+    a->last_ready = m;
     look(core);
 }
 
@@ -318,6 +332,7 @@ bool cst_agreement_ready(struct cst_core *core, const struct cst_decision *decis
     if (core->machines == NULL) {
         return true;
     }
+    cst_machine_waits_work(core); /* The norm, which was computed here. */
     a->ready = true;
     a->ready_for = core->attempt.number + 1;
     a->mine = *decision;
@@ -342,6 +357,9 @@ bool cst_agreement_ready(struct cst_core *core, const struct cst_decision *decis
 static void on_ready(struct cst_core *core, const struct cst_event *event)
 {
     if (cst_membership_is_current(core, event->message) && cst_membership_is_coordinator(core)) {
+        if (core->agreement.ready) { /* Else work is left here, for which nobody waits elsewhere. */
+            cst_machine_waits_arrived(core, event->machine, CST_MACHINE_UNKNOWN);
+        }
         note_ready(core, event->machine, event->message);
     }
 }
@@ -353,6 +371,7 @@ static void on_commit(struct cst_core *core, const struct cst_event *event)
     if (!cst_membership_is_current(core, event->message) || !a->ready) {
         return;
     }
+    cst_machine_waits_arrived(core, event->machine, event->message->waited_for);
     a->last_decision = event->message->decision;
     (void)cst_membership_tell(core, event->machine, CST_MESSAGE_RECORDED, 0);
     cst_fact_decided(&core->facts);
@@ -361,6 +380,7 @@ static void on_commit(struct cst_core *core, const struct cst_event *event)
 static void on_recorded(struct cst_core *core, const struct cst_event *event)
 {
     if (cst_membership_is_current(core, event->message) && core->agreement.decided) {
+        cst_machine_waits_arrived(core, event->machine, CST_MACHINE_UNKNOWN);
         core->agreement.decided = false;
         cst_fact_decided(&core->facts);
     }

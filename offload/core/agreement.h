@@ -46,6 +46,8 @@ struct cst_agreement {
     bool ready;               /* READY was told for the step that runs. */
     bool decided;             /* This is the coordinator, which waits for RECORDED. */
     uint64_t n_ready;         /* Coordinator: bit m: member m is READY for the step that runs. */
+    uint32_t last_synced;     /* Coordinator: the member that was SYNCED last. */
+    uint32_t last_ready;      /* Coordinator: the member that was READY last. */
     struct cst_decision mine; /* If `ready`: what this machine expects, without the loss. */
     struct cst_decision last_decision; /* The last one that was recorded. */
     double *losses;                    /* Coordinator: of all ranks of the job; owned. */

@@ -184,6 +184,7 @@ void cst_commit_decided(struct cst_core *core, const struct cst_decision *decisi
     core->commit.last_grad_norm = clip.grad_norm;
     core->commit.last_step_ns = core->commit.last_ns == 0 ? 0 : core->now - core->commit.last_ns;
     core->commit.last_ns = core->now;
+    cst_machine_waits_committed(core);
     cst_instant_committed(core);
     cst_ranks_end_closing(core);
     cst_agreement_committed(core);

@@ -400,6 +400,20 @@ void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_
     }
 }
 
+void cst_core_machine_stats(const struct cst_core *core, uint32_t machine,
+                            struct cst_machine_stats *out)
+{
+    const struct cst_machine_waits *waits = &core->machine_waits;
+
+    *out = (struct cst_machine_stats){0};
+    if (waits->v == NULL || machine >= core->machines->n) {
+        return;
+    }
+    out->wait_ns = waits->v[machine].ns;
+    out->wait_share =
+        waits->recent_steps_ns > 0 ? waits->v[machine].recent_ns / waits->recent_steps_ns : 0;
+}
+
 uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_t chunk, bool grad,
                              uint64_t generation)
 {

@@ -308,6 +308,14 @@ uint64_t cst_core_exposed_ns(const struct cst_core *core);
 void cst_core_rank_stats(const struct cst_core *core, uint32_t rank, struct cst_rank_stats *out);
 void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out);
 
+/* Statistics of machine @machine of the job; all 0 if there is none, or it is this one. */
+void cst_core_machine_stats(const struct cst_core *core, uint32_t machine,
+                            struct cst_machine_stats *out);
+
+/* The set of machines of which something is missing now for the step, though all of it is done
+ * here; 0: there is none. *since_ns receives the time of the last work here or arrival. */
+uint64_t cst_core_waits_for(const struct cst_core *core, uint64_t *since_ns);
+
 /* What the driver records of the last committed step of a durable job (CST_ACT_SEAL). */
 struct cst_core_seal {
     uint32_t place; /* 0 or 1: which place of each row has the states. */

@@ -258,7 +258,8 @@ static int open_machines(struct cst_core *core, const struct cst_core_config *co
         status = cst_partials_open(core, config, err);
     }
     if (status == CST_OK &&
-        (cst_replicas_open(core) != CST_OK || cst_agreement_open(core) != CST_OK)) {
+        (cst_replicas_open(core) != CST_OK || cst_agreement_open(core) != CST_OK ||
+         cst_machine_waits_open(core) != CST_OK)) {
         status = cst_err_set(err, CST_ENOMEM, "no memory for what other machines tell");
     }
     core->adds_singly = core->grad_fp32 || core->partials.n_here > 1;
@@ -401,6 +402,7 @@ void cst_core_close(struct cst_core *core)
     cst_partials_close(core);
     cst_replicas_close(core);
     cst_agreement_close(core);
+    cst_machine_waits_close(core);
     free(core->machines);
     free(core);
 }

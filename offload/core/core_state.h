@@ -10,6 +10,7 @@
 #define CST_CORE_STATE_H
 
 #include "offload/books/actions.h"
+#include "offload/books/machine_waits.h"
 #include "offload/books/membership.h"
 #include "offload/books/chunk_update.h"
 #include "offload/gradient/collection.h"
@@ -117,6 +118,7 @@ struct cst_core {
     /* What the parts own. */
 
     struct cst_membership membership;
+    struct cst_machine_waits machine_waits;
     struct cst_agreement agreement;
     struct cst_attempt attempt;
     struct cst_commit commit;

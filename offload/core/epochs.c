@@ -206,6 +206,7 @@ static void begin_epoch(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_agreement *a = &core->agreement;
 
+    cst_machine_waits_end(core);
     core->membership.epoch = event->epoch;
     core->membership.members = event->members;
     a->records = 0;

@@ -157,6 +157,7 @@ void cst_ranks_interrupt_idle(struct cst_core *core, const struct cst_err *why)
 void cst_ranks_begin_closing(struct cst_core *core)
 {
     core->attempt.closing = true;
+    cst_machine_waits_begin(core);
     for (uint32_t rank = 0; rank < core->world; rank++) {
         if (core->ranks[rank].step != CST_NO_REQUEST) {
             cst_requests_untime(&core->requests, core->ranks[rank].step);
@@ -269,8 +270,14 @@ void cst_ranks_start(struct cst_core *core)
         join_all(core);
         return;
     }
-    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING ||
-        core->writes.n_left > 0 || !all_have_synced(core) || !cst_agreement_begin(core)) {
+    if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING) {
+        return;
+    }
+    if (core->writes.n_left > 0 || !all_have_synced(core)) {
+        cst_machine_waits_end(core);
+        return;
+    }
+    if (!cst_agreement_begin(core)) {
         return;
     }
     core->attempt.phase = CST_PHASE_RUNNING;

@@ -4,6 +4,7 @@
 #include "offload/books/membership.h"
 #include "offload/core/core_state.h"
 #include "offload/gradient/collection.h"
+#include "offload/gradient/tile_squares.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -11,17 +12,6 @@
 #include <string.h>
 
 /* -- opening ---------------------------------------------------------------------------------- */
-
-static uint64_t tiles_of(const struct cst_core *core, uint32_t c)
-{
-    const struct cst_layout_chunk *chunk = &core->layout->chunks[c];
-    uint64_t n = 0;
-
-    for (uint32_t i = chunk->first_tensor; i < chunk->first_tensor + chunk->n_tensors; i++) {
-        n += cst_table_n_tiles(core->model->tensors[core->layout->order[i]].n_elems);
-    }
-    return n;
-}
 
 /* A sum of several contributions is fp32, so that it is rounded once. */
 static int check(const struct cst_core *core, const struct cst_core_config *config,
@@ -72,7 +62,7 @@ static int allocate(struct cst_core *core)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         const struct cst_layout_chunk *chunk = &core->layout->chunks[c];
         bool here = cst_layout_has_states(chunk) && !chunk->away;
-        uint64_t n = tiles_of(core, c);
+        uint64_t n = cst_tile_squares_count(core, c);
 
         tiles = n > tiles ? n : tiles;
         p->chunks[c].slot = here ? slots++ : CST_NONE;
@@ -199,6 +189,7 @@ static void take(struct cst_core *core, uint32_t machine, const struct cst_machi
         *sum = (struct cst_partials_sum){.attempt = what->attempt, .step = what->step};
     }
     sum->come |= UINT64_C(1) << what->block;
+    sum->last = machine;
     if (!what->empty) {
         sum->filled |= UINT64_C(1) << what->block;
         p->places[(size_t)slot * p->n + what->block] =
@@ -273,6 +264,7 @@ static void add_all(struct cst_core *core, uint32_t c, uint32_t set)
         p->sets[set].ticket = reduce->ticket;
     }
     p->chunks[c].state = CST_PARTIALS_ADDING;
+    p->n_adding++;
     cst_chunk_update_before(reduce, &core->chunks[c].update);
     cst_collection_adding(core, c, reduce->ticket);
 }
@@ -284,6 +276,7 @@ static void copy_partial(struct cst_core *core, uint32_t c, uint32_t set, uint32
     struct cst_flight flight = {.kind = CST_FLIGHT_PARTIAL,
                                 .chunk = c,
                                 .block = set,
+                                .peer = from->machine,
                                 .collection = core->collection.number};
     struct cst_command *copy =
         cst_core_command(core, CST_COMMAND_COPY, core->machines->engine, &flight);
@@ -365,35 +358,14 @@ static void look(struct cst_core *core, uint32_t c)
     }
 }
 
-/* The squares of the tiles of chunk @c, one after the other; @to_table: into the job table. Returns
- * their number. */
-static uint32_t move_squares(struct cst_core *core, uint32_t c, const double *from, double *to)
-{
-    const struct cst_layout_chunk *chunk = &core->layout->chunks[c];
-    struct cst_table_tile *tiles = cst_table_tiles(core->table);
-    uint32_t n = 0;
-
-    for (uint32_t i = chunk->first_tensor; i < chunk->first_tensor + chunk->n_tensors; i++) {
-        const struct cst_layout_tensor *t = &core->model->tensors[core->layout->order[i]];
-
-        for (uint64_t k = 0; k < cst_table_n_tiles(t->n_elems); k++, n++) {
-            if (from != NULL) {
-                tiles[t->first_tile + k].sum_squares = from[n];
-            } else {
-                to[n] = tiles[t->first_tile + k].sum_squares;
-            }
-        }
-    }
-    return n;
-}
-
 static void tell_summed(struct cst_core *core, uint32_t c)
 {
     struct cst_machine_message *message =
         cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_SUMMED, c);
 
+    message->waited_for = core->partials.sums[core->partials.chunks[c].slot].last;
     message->place = row_place(core, c, 0);
-    message->n_squares = move_squares(core, c, NULL, core->partials.squares);
+    message->n_squares = cst_tile_squares_read(core, c, core->partials.squares);
     message->squares = core->partials.squares;
 }
 
@@ -406,10 +378,14 @@ bool cst_partials_whole(struct cst_core *core, uint32_t c)
     }
     if (chunk->state == CST_PARTIALS_OPEN) {
         chunk->state = CST_PARTIALS_HERE;
+        core->partials.n_told++;
+        cst_machine_waits_work(core);
         tell_partials(core, c);
         look(core, c);
     } else if (chunk->state == CST_PARTIALS_ADDING) {
         chunk->state = CST_PARTIALS_WHOLE; /* No command of the sum is in flight any more. */
+        core->partials.n_adding--;
+        cst_machine_waits_work(core);
         if (core->machines != NULL) {
             tell_summed(core, c);
         }
@@ -431,16 +407,19 @@ void cst_partials_come(struct cst_core *core, const struct cst_event *event)
                      event->machine, message->block, message->chunk);
         return;
     }
+    cst_machine_waits_arrived(core, event->machine, CST_MACHINE_UNKNOWN);
     take(core, event->machine, message);
     look(core, message->chunk);
 }
 
-/* Copy the sum of chunk @c to the grad row here, for the update that repeats that of the home. */
-static void copy_sum(struct cst_core *core, uint32_t c, struct cst_place from)
+/* Copy the sum of chunk @c from @machine, its home, to the grad row here, for the update that
+ * repeats that of the home. */
+static void copy_sum(struct cst_core *core, uint32_t c, uint32_t machine, struct cst_place from)
 {
     struct cst_flight flight = {.kind = CST_FLIGHT_PARTIAL,
                                 .chunk = c,
                                 .block = CST_NONE,
+                                .peer = machine,
                                 .collection = core->collection.number};
     struct cst_command *copy =
         cst_core_command(core, CST_COMMAND_COPY, core->machines->engine, &flight);
@@ -457,7 +436,7 @@ void cst_partials_summed(struct cst_core *core, const struct cst_event *event)
 {
     const struct cst_machine_message *message = event->message;
     struct cst_chunk_partials *chunk = &core->partials.chunks[message->chunk];
-    uint64_t tiles = tiles_of(core, message->chunk);
+    uint64_t tiles = cst_tile_squares_count(core, message->chunk);
 
     if (!cst_membership_is_current(core, message) || chunk->state != CST_PARTIALS_HERE) {
         return;
@@ -472,12 +451,13 @@ void cst_partials_summed(struct cst_core *core, const struct cst_event *event)
         cst_fact_job_failed(&core->facts, &why);
         return;
     }
-    (void)move_squares(core, message->chunk, message->squares, NULL);
+    cst_machine_waits_arrived(core, event->machine, message->waited_for);
+    cst_tile_squares_write(core, message->chunk, message->squares);
     if (core->chunks[message->chunk].away) {
         chunk->state = CST_PARTIALS_WHOLE;
         cst_fact_gradient(&core->facts, message->chunk);
     } else {
-        copy_sum(core, message->chunk, message->place);
+        copy_sum(core, message->chunk, event->machine, message->place);
     }
 }
 
@@ -524,7 +504,7 @@ void cst_partials_copied(struct cst_core *core, const struct cst_flight *flight,
     struct cst_partials_set *set = flight->block != CST_NONE ? &p->sets[flight->block] : NULL;
 
     if (event->status == CST_OK) {
-        p->bytes += cst_layout_grad_bytes(core->layout, &core->layout->chunks[flight->chunk]);
+        cst_machine_waits_arrived(core, flight->peer, CST_MACHINE_UNKNOWN);
     } else if (current) {
         lose(core, flight->chunk, event);
     }
@@ -559,6 +539,7 @@ void cst_partials_drop(struct cst_core *core)
 {
     struct cst_partials *p = &core->partials;
 
+    p->n_told = p->n_adding = 0;
     for (uint32_t c = 0; p->on && c < core->n_chunks; c++) {
         p->chunks[c].state = CST_PARTIALS_OPEN;
         p->chunks[c].filled = 0;

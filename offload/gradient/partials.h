@@ -46,6 +46,7 @@ struct cst_partials_sum {
     uint64_t attempt, step; /* The latest ones of which something has come. */
     uint64_t come;          /* Bit b: rank block b of the job is complete. */
     uint64_t filled;        /* Bit b: there is a partial. */
+    uint32_t last;          /* The machine of which something has come last; CST_NONE: this one. */
 };
 
 struct cst_partials_place {
@@ -73,7 +74,8 @@ struct cst_partials {
     struct cst_partials_set *sets;        /* CST_LAYOUT_PARTIAL_SETS per node; owned. */
     uint32_t *first_queued, *last_queued; /* Per node; owned. */
     double *squares;                      /* Of the tiles of any one chunk; owned. */
-    uint64_t bytes; /* Copied from other machines since the core was opened. */
+    uint32_t n_told;                      /* Chunks of the present collection that are not OPEN. */
+    uint32_t n_adding;                    /* Chunks that are ADDING. */
 };
 
 /* Fill core->partials. CST_EINVAL: the layout lacks rows for the rank blocks here, or sums are not

@@ -141,9 +141,9 @@ bool cst_replicas_copied(struct cst_core *core, const struct cst_flight *flight,
     struct cst_command *copy;
 
     if (event->status == CST_OK) {
+        cst_machine_waits_weights(core, flight->chunk, cst_membership_home(core, flight->chunk));
         core->replicas.n_awaited--;
         core->replicas.v[flight->chunk].lost = false;
-        core->replicas.bytes += cst_layout_weight_bytes(&core->layout->chunks[flight->chunk]);
         cst_table_chunks(core->table)[flight->chunk].update_mark = chunk->update.what.mark;
         return false;
     }

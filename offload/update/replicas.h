@@ -30,7 +30,6 @@ struct cst_replica {
 struct cst_replicas {
     struct cst_replica *v; /* Per chunk; owned. NULL: the job has one machine. */
     uint32_t n_awaited;    /* Chunks whose weights do not come from here, and are not here yet. */
-    uint64_t bytes;        /* Copied from other machines since the core was opened. */
 };
 
 /* Fill core->replicas. CST_ENOMEM. */

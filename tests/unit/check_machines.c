@@ -23,7 +23,7 @@ static struct cst_core_config config;
 static struct cst_layout_config how;
 static struct cst_err err;
 static uint32_t segments[64];
-static uint64_t tag;
+static uint64_t tag, now; /* now: the time of the next event, ns. */
 
 /* What the last event has made the core do. */
 static struct cst_reply replies[8];
@@ -43,6 +43,7 @@ static void setup(void)
     core = NULL;
     table = NULL;
     tag = 0;
+    now = 1;
     n_tickets = 0;
     cst_actions_init(&actions);
     for (uint32_t i = 0; i < CHUNKS; i++) {
@@ -205,7 +206,7 @@ static void feed(struct cst_event event)
 {
     const char *broken;
 
-    event.now = 1;
+    event.now = now;
     n_replies = n_told = n_commands = 0;
     cst_core_step(core, &event, &actions);
     for (size_t i = 0; i < actions.n; i++) {
@@ -507,6 +508,122 @@ START_TEST(sum_waits)
 }
 END_TEST
 
+/* -- waits ------------------------------------------------------------------------------------ */
+
+static struct cst_machine_stats waits_for(uint32_t machine)
+{
+    struct cst_machine_stats stats;
+
+    cst_core_machine_stats(core, machine, &stats);
+    return stats;
+}
+
+/* The machines for which the core waits since @since; 0: @since is not looked at. */
+static uint64_t missing_since(uint64_t since)
+{
+    uint64_t at = 0, missing = cst_core_waits_for(core, &at);
+
+    ck_assert(missing == 0 || at == since);
+    return missing;
+}
+
+/* Hear what machine 0 tells of chunk @chunk in step @step at @at. */
+static void hear_at(uint64_t at, enum cst_message_kind kind, uint32_t chunk, uint64_t step)
+{
+    static const double squares[2] = {1, 2};
+
+    now = at;
+    hear((struct cst_machine_message){.kind = kind,
+                                      .attempt = 1,
+                                      .chunk = chunk,
+                                      .step = step,
+                                      .empty = true,
+                                      .squares = squares,
+                                      .n_squares = 2});
+}
+
+/* Step @step, from @at on: it waits for machine 0 for 60 + 20 + 10 + 30 ns, and lasts 150 ns. */
+static void slow_step(uint64_t at, uint64_t step)
+{
+    struct cst_decision decision = decision_of_step();
+
+    now = at;
+    (void)ask(CST_EV_STEP, 0, 0); /* No rank has contributed: there is nothing to add here. */
+    ck_assert_uint_eq(missing_since(at), 1);
+    hear_at(at + 60, CST_MESSAGE_PARTIAL, 1, step); /* 60 ns. */
+    hear_at(at + 65, CST_MESSAGE_SUMMED, 0, step);  /* Nothing: chunk 1 is added here. */
+    now = at + 70;
+    complete();
+    hear_at(at + 90, CST_MESSAGE_PARTIAL, 3, step); /* 20 ns. */
+    now = at + 95;
+    complete();
+    hear_at(at + 105, CST_MESSAGE_SUMMED, 2, step); /* 10 ns. */
+    ck_assert_uint_eq(missing_since(0), 0);
+    now = at + 120; /* The norm. */
+    complete();
+    ck_assert_uint_eq(missing_since(at + 120), 1); /* The word of the coordinator. */
+    decision.step = decision.adam_step = step + 1;
+    now = at + 150; /* 30 ns. */
+    hear((struct cst_machine_message){
+        .kind = CST_MESSAGE_COMMIT, .attempt = 1, .step = step, .decision = decision});
+    ck_assert_uint_eq(stats_of_core().step, step + 1);
+    ck_assert_uint_eq(missing_since(0), 0);
+    n_tickets = 0;
+}
+
+/* The time from the end of all work here to an arrival is charged to the machine of which it was,
+ * and work here to none. So is the time for which a rank waits for weights. The share is that of
+ * the last steps. */
+START_TEST(waits)
+{
+    begin();
+    slow_step(100, 0);
+    ck_assert_uint_eq(waits_for(0).wait_ns, 120);
+    ck_assert(waits_for(0).wait_share <= 0); /* One commit bounds no step. */
+    now = 300;
+    (void)ask(CST_EV_FETCH_WEIGHT, 0, 0);
+    ck_assert_uint_eq(n_replies, 0);
+    hear_at(330, CST_MESSAGE_WRITTEN, 2, 1);
+    now = 340;
+    feed((struct cst_event){.kind = CST_EV_DONE, .ticket = commands[0].ticket});
+    ck_assert_uint_eq(waits_for(0).wait_ns, 120); /* Nobody waits for chunk 2. */
+    hear_at(350, CST_MESSAGE_WRITTEN, 0, 1);
+    now = 370;
+    feed((struct cst_event){.kind = CST_EV_DONE, .ticket = commands[0].ticket});
+    complete(); /* The copy to the pool. */
+    ck_assert_uint_eq(waits_for(0).wait_ns, 120 + 70);
+    slow_step(400, 1);
+    ck_assert_uint_eq(waits_for(0).wait_ns, 120 + 70 + 120);
+    ck_assert(waits_for(0).wait_share > 0.63 && waits_for(0).wait_share < 0.64); /* 190 of 300. */
+    ck_assert_uint_eq(waits_for(1).wait_ns + waits_for(7).wait_ns, 0);
+}
+END_TEST
+
+/* A machine for which the sender had to wait itself is the one that is named. */
+START_TEST(waits_of_others)
+{
+    struct cst_machine_message record = {.kind = CST_MESSAGE_RECORD, .epoch = 1, .rank_blocks = 4};
+
+    how.machines.n = machines.n = machines.n_rank_blocks = 3;
+    how.partials.n_come = 2;
+    ck_assert_msg(try_open() == CST_OK, "%s", err.text);
+    feed((struct cst_event){.kind = CST_EV_ATTACH});
+    feed((struct cst_event){.kind = CST_EV_MACHINES, .epoch = 1, .members = 7});
+    hear((struct cst_machine_message){.kind = CST_MESSAGE_RECORD, .rank_blocks = 1});
+    feed((struct cst_event){.kind = CST_EV_TOLD, .machine = 2, .message = &record});
+    now = 10;
+    (void)ask(CST_EV_SYNC, 0, 0);
+    ck_assert_int_eq(told[0].kind, CST_MESSAGE_SYNCED);
+    ck_assert_uint_eq(missing_since(10), 1);
+    now = 50;
+    hear((struct cst_machine_message){
+        .kind = CST_MESSAGE_START, .attempt = 1, .waited_for = (uint32_t[]){0, 1, 2, 99}[_i]});
+    ck_assert_int_eq(replies[0].status, CST_OK);
+    ck_assert_uint_eq(waits_for(_i == 2 ? 2 : 0).wait_ns, 40);
+    ck_assert_uint_eq(waits_for(_i == 2 ? 0 : 2).wait_ns, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("machines");
@@ -522,5 +639,7 @@ int main(void)
     tcase_add_loop_test(tcase, decision_of_another, 0, 2);
     tcase_add_test(tcase, wrong_messages);
     tcase_add_test(tcase, sum_waits);
+    tcase_add_test(tcase, waits);
+    tcase_add_loop_test(tcase, waits_of_others, 0, 4);
     return suite_run(suite);
 }

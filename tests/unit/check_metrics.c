@@ -127,6 +127,35 @@ START_TEST(test_sum)
 }
 END_TEST
 
+/* A job on several nodes has samples of each of them. The own node has no bytes and no waits. */
+START_TEST(test_nodes)
+{
+    Cistern__JobNode nodes[2], *pointers[] = {&nodes[0], &nodes[1]};
+
+    for (uint32_t m = 0; m < 2; m++) {
+        cistern__job_node__init(&nodes[m]);
+        nodes[m].name = m == 0 ? "a" : "b\"c";
+    }
+    nodes[0].up = nodes[0].member = nodes[1].member = 1;
+    nodes[1].has_received_bytes = nodes[1].has_sent_bytes = nodes[1].has_wait_seconds = 1;
+    nodes[1].received_bytes = 1000;
+    nodes[1].sent_bytes = 2000;
+    nodes[1].wait_seconds = 0.5;
+    rig.job.nodes = pointers;
+    rig.job.n_nodes = 2;
+    print();
+#define NODE "{name=\"run7\",uid=\"5\",node=\"b\\\"c\""
+    has_line(rig.text, "cistern_job_node_up{name=\"run7\",uid=\"5\",node=\"a\"} 1");
+    has_line(rig.text, "cistern_job_node_up" NODE "} 0");
+    has_line(rig.text, "cistern_job_node_member" NODE "} 1");
+    has_line(rig.text, "# TYPE cistern_job_node_bytes_total counter");
+    has_line(rig.text, "cistern_job_node_bytes_total" NODE ",direction=\"received\"} 1000");
+    has_line(rig.text, "cistern_job_node_bytes_total" NODE ",direction=\"sent\"} 2000");
+    has_line(rig.text, "cistern_job_node_wait_seconds_total" NODE "} 0.5");
+    ck_assert_ptr_null(strstr(rig.text, "seconds_total{name=\"run7\",uid=\"5\",node=\"a\""));
+}
+END_TEST
+
 /* Numbers are written as Prometheus reads them. */
 START_TEST(test_numbers)
 {
@@ -441,6 +470,7 @@ int main(void)
 
     tcase_add_test(text, test_absent);
     tcase_add_test(text, test_sum);
+    tcase_add_test(text, test_nodes);
     tcase_add_loop_test(text, test_numbers, 0, 6);
     tcase_add_test(text, test_whole);
     tcase_add_test(text, test_labels);

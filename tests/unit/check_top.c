@@ -392,12 +392,42 @@ START_TEST(test_many_parts)
 }
 END_TEST
 
+/* A job that waits for a node says so in its line, and in words that are never cut for the chosen
+ * one. One that a node makes slow has its numbers, too. */
+START_TEST(test_node_wait)
+{
+    struct cli_top_model model = {0};
+    struct cli_top_view view = {.interval_s = 2};
+    struct cli_grid grid = {0};
+    Cistern__JobInfo jobs[] = {job_of("a", 2, 3), job_of("b", 2, 4.5)};
+
+    jobs[0].node_wait = TEXT("waits for node c, away for 12 s");
+    jobs[1].node_wait = TEXT("31 % of the step waits for node b");
+    sample(&model, 1, 1, jobs, 2);
+    cli_top_sort(&model, 0);
+    ck_assert(cli_grid_reset(&grid, 14, 80));
+    cli_top_draw(&grid, &model, &view);
+    ck_assert_ptr_nonnull(strstr(row_of(&grid, 4), "nodes      waits for node c, away for 12 s"));
+    ck_assert_ptr_nonnull(strstr(row_of(&grid, 5), "JOB"));
+    ck_assert_ptr_nonnull(strstr(row_of(&grid, 6), " 2 waits for node c, away for 12 s"));
+    ck_assert_ptr_nonnull(strstr(row_of(&grid, 7), "4.5000"));
+    ck_assert_ptr_null(strstr(row_of(&grid, 7), "node"));
+    cli_top_choose(&model, &view, 1);
+    ck_assert(cli_grid_reset(&grid, 14, 80));
+    cli_top_draw(&grid, &model, &view);
+    ck_assert_ptr_nonnull(strstr(row_of(&grid, 4), "nodes      31 % of the step waits for node b"));
+    cli_grid_free(&grid);
+    cli_top_model_free(&model);
+}
+END_TEST
+
 /* Terminals of any size can be drawn on. */
 START_TEST(test_sizes)
 {
     struct cli_top_model model = {0};
     Cistern__JobInfo job = job_of("a", 1, 3);
 
+    job.node_wait = TEXT("waits for node c, away for 12 s");
     sample(&model, 1, 1, &job, 1);
     for (int page = CLI_TOP_MAIN; page <= CLI_TOP_HELP; page++) {
         for (unsigned rows = 0; rows < 30; rows++) {
@@ -433,6 +463,7 @@ int main(void)
     tcase_add_test(tcase, test_widths);
     tcase_add_test(tcase, test_view);
     tcase_add_test(tcase, test_many_parts);
+    tcase_add_test(tcase, test_node_wait);
     tcase_add_test(tcase, test_sizes);
     return suite_run(suite);
 }

@@ -21,6 +21,7 @@ struct cli_top_column {
 };
 
 #define CLI_TOP_COLUMNS 14
+#define CLI_TOP_FIRST_OF_STEP 5 /* The columns from TIME on are about steps. */
 
 extern const struct cli_top_column cli_top_columns[CLI_TOP_COLUMNS];
 

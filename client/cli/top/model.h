@@ -41,6 +41,7 @@ struct cli_top_job {
     char state[24];              /* A word of proto/job_states.h. */
     char mark;                   /* Letter of the job in bars. */
     uint32_t world;              /* Number of ranks. */
+    char node_wait[160];         /* For which node it waits; "": for none. */
     uint64_t step;               /* Number of steps. */
     double step_s;               /* Time of the last step, s; 0: there was none. */
     bool has_loss;               /* A step has given a loss. */

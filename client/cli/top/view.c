@@ -90,6 +90,17 @@ static void draw_job_histories(struct cli_grid *grid, unsigned row, const struct
                  true);
 }
 
+/* Draw for which node a job waits. Returns the number of rows, 1 or 0. */
+static unsigned draw_node_wait(struct cli_grid *grid, unsigned row, const struct cli_top_job *job)
+{
+    if (job->node_wait[0] == '\0') {
+        return 0;
+    }
+    (void)cli_grid_field(grid, row, 0, NAME_WIDTH - 1, false, 0, "nodes");
+    (void)cli_grid_print(grid, row, NAME_WIDTH, CLI_LOOK_YELLOW, "%s", job->node_wait);
+    return 1;
+}
+
 /* -- the main page ---------------------------------------------------------------------------- */
 
 enum { MOST_PARTS = 28 }; /* 26 marks, jobs without one, and the rest. */
@@ -215,7 +226,14 @@ static unsigned draw_cell(struct cli_grid *grid, unsigned row, unsigned col, uns
     return col + width + 1;
 }
 
-/* Draw a row of the table: the name, and columns from view->left on as far as they fit. */
+/* True if the job makes no steps because it waits for a node. */
+static bool is_stopped(const struct cli_top_job *job)
+{
+    return strncmp(job->node_wait, "waits", 5) == 0;
+}
+
+/* Draw a row of the table: the name, and columns from view->left on as far as they fit. A job that
+ * waits for a node has the words about that in the place of the columns about steps. */
 static void draw_row(struct cli_grid *grid, unsigned row, unsigned look,
                      const struct cli_top_model *model, const struct cli_top_view *view,
                      const struct cli_top_job *job)
@@ -226,6 +244,11 @@ static void draw_row(struct cli_grid *grid, unsigned row, unsigned look,
     for (unsigned c = 0; c < CLI_TOP_COLUMNS; c++) {
         const bool sorted = job == NULL && c == view->sort;
 
+        if (job != NULL && is_stopped(job) && c >= CLI_TOP_FIRST_OF_STEP && c >= view->left) {
+            (void)cli_grid_field(grid, row, col, col < grid->cols ? grid->cols - col : 0, false,
+                                 look, job->node_wait);
+            return;
+        }
         if ((c == 0 || c >= view->left) && col + widths[c] <= grid->cols) {
             col = draw_cell(grid, row, col, widths[c], c, look | (sorted ? CLI_LOOK_REVERSE : 0),
                             model, job);
@@ -241,6 +264,9 @@ static unsigned state_look(const struct cli_top_job *job)
         if (strcmp(job->state, bad[i]) == 0) {
             return CLI_LOOK_RED;
         }
+    }
+    if (is_stopped(job)) {
+        return CLI_LOOK_YELLOW;
     }
     return strcmp(job->state, "training") == 0 ? CLI_LOOK_GREEN : 0;
 }
@@ -276,6 +302,7 @@ static void draw_main(struct cli_grid *grid, const struct cli_top_model *model,
     if (chosen < model->n_jobs && grid->rows > row + 5) {
         draw_job_histories(grid, row, model->jobs[chosen]);
         row += 2;
+        row += draw_node_wait(grid, row, model->jobs[chosen]);
     }
     if (model->n_samples > 0 && model->n_jobs == 0) {
         (void)cli_grid_print(grid, row + 1, 0, 0, "no jobs");

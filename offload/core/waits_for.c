@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For which other machines a core waits at present; machine_waits.h measures waits that are over.
+ */
+#include "offload/core/core.h"
+#include "offload/core/core_state.h"
+
+/* The machines that have told nothing about the rank blocks @blocks of the job, which they have. */
+static uint64_t machines_of(const struct cst_core *core, uint64_t blocks)
+{
+    uint64_t machines = 0;
+
+    for (uint32_t m = 0; m < core->machines->n; m++) {
+        if ((core->agreement.members[m].rank_blocks & blocks) != 0) {
+            machines |= cst_machine_bit(m);
+        }
+    }
+    return machines;
+}
+
+/* The machines that lack for the gradient of chunk @c. */
+static uint64_t missing_for(const struct cst_core *core, uint32_t c)
+{
+    const struct cst_chunk_partials *chunk = &core->partials.chunks[c];
+    const uint32_t home = cst_membership_home(core, c);
+    const struct cst_partials_sum *sum;
+    uint64_t come;
+
+    if (chunk->state != CST_PARTIALS_HERE || home == CST_NONE) {
+        return 0;
+    }
+    if (home != core->machines->self) {
+        return cst_machine_bit(home);
+    }
+    sum = &core->partials.sums[chunk->slot];
+    come = sum->attempt == core->attempt.number && sum->step == core->step ? sum->come : 0;
+    return machines_of(core, ~come & ~core->partials.here);
+}
+
+/* The coordinator waits for members that are not READY, or not SYNCED. */
+static uint64_t missing_members(const struct cst_core *core)
+{
+    const struct cst_agreement *a = &core->agreement;
+    uint64_t machines = 0;
+
+    if (a->ready) {
+        return core->membership.members & ~a->n_ready;
+    }
+    for (uint64_t left = core->membership.members; left != 0; left &= left - 1) {
+        const uint32_t m = (uint32_t)__builtin_ctzll(left);
+
+        machines |= a->members[m].synced != a->last + 1 ? cst_machine_bit(m) : 0;
+    }
+    return machines;
+}
+
+uint64_t cst_core_waits_for(const struct cst_core *core, uint64_t *since_ns)
+{
+    uint64_t machines = 0;
+
+    if (core->machines == NULL || core->machine_waits.since == 0 || core->membership.members == 0) {
+        return 0;
+    }
+    *since_ns = core->machine_waits.since;
+    if (core->attempt.closing && !core->agreement.ready) {
+        for (uint32_t c = 0; c < core->n_chunks; c++) {
+            machines |= missing_for(core, c);
+        }
+    } else if (cst_membership_is_coordinator(core)) {
+        machines = missing_members(core);
+    } else {
+        machines = cst_machine_bit(cst_membership_coordinator(core));
+    }
+    return machines & ~cst_machine_bit(core->machines->self);
+}
