@@ -85,6 +85,7 @@ static int take_plan(struct cst_job *job, struct cst_err *err)
     cstc_committed_take_classes(job, msg);
     job->n_slabs = msg->n_slabs;
     job->device_states = msg->device_states;
+    job->initialised = job->initialised || msg->initialised;
     if (msg->has_kept) {
         job->keeps = msg->kept;
         job->client->returns = msg->kept && job->initialised;

@@ -18,9 +18,11 @@
 #include "daemon/memory/rank_devices.h"
 #include "daemon/job/relocate.h"
 #include "proto/cistern.pb-c.h"
+#include "proto/size.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
 #include "daemon/job/span.h"
+#include "daemon/job/state_copy.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/session.h"
@@ -573,7 +575,15 @@ static int make_ledger(struct cstd_job *job, struct cst_err *err)
 
 static void on_states(struct cstd_job *job, const struct cst_err *err)
 {
-    if (err->status == CST_OK) {
+    (void)uv_timer_stop(&job->deadline);
+    if (err->status == CST_OK && cstd_span_replaces(job)) {
+        char bytes[CST_SIZE_TEXT];
+
+        cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),
+                       "takes the place of a lost part: %s of states came from other nodes",
+                       cst_size_text(cstd_state_copy_bytes(job), bytes));
+        cstd_state_copy_close(job);
+    } else if (err->status == CST_OK) {
         cstd_reshape_end(job);
     }
     end_phase(job, err);
@@ -582,6 +592,11 @@ static void on_states(struct cstd_job *job, const struct cst_err *err)
 
 static int take_states(struct cstd_job *job, struct cst_err *err)
 {
+    if (cstd_span_replaces(job)) {
+        const int rc = cstd_state_copy_open(job, NULL, on_states, err);
+
+        return rc == CST_OK ? wait_for_nodes(job, CST_EAGAIN) : rc;
+    }
     return cstd_reshape_copy(job, on_states, err);
 }
 

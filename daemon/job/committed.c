@@ -33,6 +33,7 @@ void cstd_committed_fill(const struct cstd_job *job, uint32_t rank,
     message->n_arenas = pool->worker_copies ? job->memory.n_arenas : 0;
     message->has_device_states = job->layout.device_bytes > 0;
     message->device_states = job->layout.device_bytes > 0;
+    message->has_initialised = message->initialised = stats->initialised;
     message->has_kept = true;
     message->kept = cstd_ledger_keeps(job);
 }

@@ -10,6 +10,7 @@
 #include "daemon/job/ended_parts.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
+#include "daemon/job/state_copy.h"
 #include "daemon/memory/job_options.h"
 #include "daemon/revive/revive.h"
 #include "offload/layout/digest.h"
@@ -27,8 +28,7 @@ bool cstd_span_is_wanted(const struct cstd_job *job)
 
 /* -- who has which ranks ---------------------------------------------------------------------- */
 
-/* Tell @node of the part here. @heard: the life of its part that is known here; 0: none. */
-static void tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64_t heard)
+void cstd_span_tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64_t heard)
 {
     uint8_t options[CST_FRAME_MAX_BODY / 2];
     Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
@@ -50,6 +50,7 @@ static void tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64_t 
     here.options.len = cistern__job_open__get_packed_size(&open);
     here.has_heard = heard != 0;
     here.heard = heard;
+    here.has_goes_on = here.goes_on = job->span->is_complete;
     if (here.options.len > sizeof options) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job),
                        "its options do not fit into a message");
@@ -65,7 +66,7 @@ static void on_up(struct cstd_links_watch *watch, struct cstd_machine *peer)
     struct cstd_span *span = cstd_owner_of(watch, struct cstd_span, watch);
 
     if (span->state == CSTD_SPAN_MEETING) {
-        tell_here(span->job, peer, 0);
+        cstd_span_tell_here(span->job, peer, 0);
     }
     cstd_span_link(span, peer, true);
 }
@@ -82,12 +83,18 @@ static void on_down(struct cstd_links_watch *watch, struct cstd_machine *peer,
     }
     if (span->state == CSTD_SPAN_JOINED) {
         cstd_span_link(span, peer, false);
+    }
+    if (span->members != NULL || span->record != NULL) {
         return;
     }
     (void)cst_err_set(&err, CST_ECONN, "job '%s': the link to node '%s' is down: %s",
                       span->job->name, peer->entry.name, why->text);
     span->gone = err; /* For the next phase that waits for other nodes. */
-    span->job->daemon->span_ops->met(span->job, &err);
+    if (span->state == CSTD_SPAN_JOINED) {
+        cstd_state_copy_look(span->job);
+    } else {
+        span->job->daemon->span_ops->met(span->job, &err);
+    }
 }
 
 /* Nobody drains a node away from a job: its jobs end first. */
@@ -262,7 +269,7 @@ int cstd_span_meet(struct cstd_job *job, struct cst_err *err)
     TAILQ_FOREACH(peer, cstd_links_machines(job->daemon->links), link)
     {
         if (peer->up != NULL) {
-            tell_here(job, peer, 0);
+            cstd_span_tell_here(job, peer, 0);
         }
     }
     return CST_EAGAIN;
@@ -285,10 +292,13 @@ void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
                        "%" PRIu32 " of %" PRIu32
                        " ranks, which no node with a link has: see 'cistern node list'",
                        cst_job_all_ranks(&job->spec) - n_ranks, cst_job_all_ranks(&job->spec));
-    } else if (span->state == CSTD_SPAN_PLANNING && span->self != 0) {
-        (void)snprintf(text, size, "node '%s', which plans the job", span->names[0]);
+    } else if (span->state == CSTD_SPAN_PLANNING && (span->self != 0 || span->replaces)) {
+        (void)snprintf(text, size, "node '%s', which plans the job",
+                       span->names[span->self != 0 ? 0 : 1]);
     } else if (span->state == CSTD_SPAN_JOINING) {
         (void)snprintf(text, size, "the engines of the job's nodes");
+    } else if (span->replaces && span->members == NULL) {
+        (void)snprintf(text, size, "the states, which other nodes have");
     }
 }
 
@@ -352,7 +362,9 @@ static int add_part(struct cstd_job *job, struct cstd_machine *peer, const Span_
     if (cstd_machine_hold(peer, err) != CST_OK) {
         return err->status;
     }
+    span->replaces = span->replaces || here->goes_on;
     span->machines[span->n++] = (struct cstd_span_machine){.peer = peer,
+                                                           .goes_on = here->goes_on,
                                                            .life = here->from->life,
                                                            .first_rank = here->first_rank,
                                                            .world = here->world};
@@ -370,15 +382,22 @@ static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Spa
     if (machine == NULL && meets) {
         rc = add_part(job, peer, here, &err);
         if (rc != CST_OK) { /* That node finds the same, and tells its ranks. */
-            tell_here(job, peer, here->from->life);
+            cstd_span_tell_here(job, peer, here->from->life);
         }
     } else if (machine == NULL || machine->life != here->from->life) {
+        if (compare(job, peer, here, &err) != CST_OK) {
+            cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
+            return;
+        }
+        if (cstd_span_replace(job, peer, here)) {
+            return;
+        }
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
                        "node '%s' has begun this job anew, which goes on here", peer->entry.name);
         return;
     }
     if (rc == CST_OK && here->heard != span->life) {
-        tell_here(job, peer, here->from->life);
+        cstd_span_tell_here(job, peer, here->from->life);
     }
     if (rc == CST_OK && meets) {
         rc = number(job, &err);
@@ -414,6 +433,9 @@ static void end_with(struct cstd_job *job, struct cstd_span_machine *machine, bo
     struct cstd_span *span = job->span;
     const uint32_t m = (uint32_t)(machine - span->machines);
 
+    if (span->is_complete && !cstd_span_is_member(span, m)) {
+        return; /* It was to take the place of a lost one. */
+    }
     span->gone = *why;
     /* Before all were members, nothing was trained. */
     if (removed || (span->state == CSTD_SPAN_JOINED && !span->is_complete)) {
@@ -495,7 +517,7 @@ static void tell_gone(struct cstd_job *job, const struct cst_err *why)
     Span__Key key = cstd_span_key(job);
 
     gone.from = &key;
-    gone.removed = job->state == CSTD_JOB_CLOSING && !job->daemon->draining;
+    gone.removed = job->state == CSTD_JOB_CLOSING && !job->daemon->draining && !span->is_out;
     gone.status = why->status < 0 ? why->status : CST_ECANCELLED;
     gone.why = why->status < 0 ? (char *)(uintptr_t)why->text
                                : (char *)(uintptr_t) "the job was removed there";
@@ -548,4 +570,5 @@ void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *op
     cstd_span_handle_net(daemon);
     cstd_span_handle_core(daemon);
     cstd_span_handle_reads(daemon);
+    cstd_span_handle_replace(daemon);
 }

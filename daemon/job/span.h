@@ -29,8 +29,8 @@
 #include "offload/base/event.h"
 #include "offload/base/machines.h"
 #include "offload/layout/layout.h"
+#include "daemon/ledger/ledger_file.h"
 #include "offload/machines/members.h"
-#include "proto/ledger.pb-c.h"
 
 #define CSTD_SPAN_TOKEN_BYTES 16
 /* Most bytes of messages of a later epoch that wait until it holds here. */
@@ -73,11 +73,13 @@ struct cstd_span_machine {
     uint32_t n_chunks;                  /* As told. */
     uint32_t n_segments, n_told;        /* As told, and how many of them have come. */
     bool connects;         /* It has told all, and the engine here maps its segments. */
+    bool goes_on;          /* It trains the job already, which this part joins. */
+    bool asks;             /* It takes the place of a lost part, and asks how far the job is. */
+    bool added;            /* A manager's word that adds it was given to the members. */
     bool joined;           /* It does: bytes can be copied. This node: the window is mapped. */
     uint32_t n_mounting;   /* Segments that are not mapped yet. */
     struct cst_err failed; /* A segment could not be mapped; or status 0. */
     struct cst_members_message *told; /* Before it had joined; owned. NULL: nothing. */
-    bool added;                       /* Node 0: to the members. */
     double *squares;                  /* Of a message in several frames; owned. */
     uint32_t n_squares, all_squares;  /* That have come, and of the whole message. */
 };
@@ -104,11 +106,15 @@ struct cstd_span {
     struct cstd_span_timers *timers; /* Of `members`; owned. NULL: these are not open. */
     uint64_t failed_transfers;       /* Of the core, as was seen last. */
     uint32_t n_again;                /* Rounds that were begun since, without a commit. */
-    uint64_t epoch;                  /* The last one that the core was given; 0: none. */
-    uint64_t step;                   /* The last commit that `members` was told. */
-    bool is_complete;                /* All machines have been members. */
+    bool replaces; /* This part takes the place of one that was lost: span_replace.c. */
+    /* replaces: how far the job is, and steps that tensors have missed; owned. NULL: not told. */
+    struct cstd_span_progress *progress;
+    uint64_t epoch;       /* The last one that the core was given; 0: none. */
+    uint64_t step;        /* The last commit that `members` was told. */
+    bool is_complete;     /* All machines have been members. */
     uint64_t members_now; /* Bit m: machine m is a member, by the last epoch that held here. */
     bool holds;           /* The epoch holds here. */
+    bool is_out;          /* The others go on without this part. */
     bool busy;            /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
     size_t early_bytes;
@@ -123,6 +129,13 @@ struct cstd_span {
     uint32_t window_id;          /* Of the window of an earlier daemon; 0: there was none. */
     struct cstd_deferred serve;
     struct cst_err gone; /* Why another part is gone; status 0: none is. */
+};
+
+/* How far the job is, for a part that takes the place of one that was lost. */
+struct cstd_span_progress {
+    struct cst_core_record record; /* counters, has_hyper, hyper, last_loss and last_grad_norm. */
+    uint64_t *missed;              /* Owned; NULL: none are counted. */
+    uint32_t n_missed, n_told;     /* That there are, and that have come. */
 };
 
 /* What a span asks of the job's other parts. */
@@ -171,6 +184,10 @@ void cstd_span_engine_up(struct cstd_job *job);
 /* Set *out for the core. False: the job has no span. */
 bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *out);
 
+/* A manager does not trust the node @name any more, to which there is no link: it is lost to @job.
+ */
+void cstd_span_drop_node(struct cstd_job *job, const char *name);
+
 /* The core of @job is open, and its ranks may attach: agree with the others on who the members are.
  */
 void cstd_span_open(struct cstd_job *job);
@@ -191,13 +208,16 @@ struct cstd_span_ledger {
 /* Fill *out. False: the job has no span. */
 bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out);
 
-/* What the ledger has to remember of the members: the last record. NULL: nothing. Borrowed until
- * the next event. */
-const struct cst_members_record *cstd_span_record(const struct cstd_job *job);
+/* True if @job has no span, or its members are open. */
+bool cstd_span_is_open(const struct cstd_job *job);
+
+/* Write what the ledger has to remember of the parts, whose members are open. */
+void cstd_span_record(const struct cstd_job *job, struct cstd_ledger_members *out);
 
 /* Make the span of @draft, from which a job of an earlier daemon is made, by its ledger: the layout
  * can be built. CST_ELOST: the ledger is damaged. CST_ENOMEM. Any thread. */
-int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger, struct cst_err *err);
+int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger,
+                      const struct cstd_ledger_members *record, struct cst_err *err);
 
 /* Give it to @job; or free it. It may be that there is none. */
 void cstd_span_move(struct cstd_job *draft, struct cstd_job *job);
@@ -206,8 +226,8 @@ void cstd_span_drop(struct cstd_job *draft);
 /* Find its nodes and take an engine, before the memory of @job is opened. CST_ENOTFOUND: a node is
  * not in the list of nodes; CST_EUNSUPPORTED: this daemon has no links. Others: as in
  * cstd_span_prepare. cstd_span_open follows. */
-int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
-                     const struct cst_members_record *record, struct cst_err *err);
+int cstd_span_reopen(struct cstd_job *job, const struct cstd_ledger_members *record,
+                     struct cst_err *err);
 
 /* True if the states that @event, a READ, reads are on another node. */
 bool cstd_span_reads(const struct cstd_job *job, const struct cst_event *event);
@@ -216,6 +236,17 @@ bool cstd_span_reads(const struct cstd_job *job, const struct cst_event *event);
  * CST_ECONN: the link to that node is down; CST_ENOMEM. */
 int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t bytes,
                    struct cst_err *err);
+
+/* True if the states of @job come from its other nodes, because this part takes the place of one
+ * that was lost. */
+bool cstd_span_replaces(const struct cstd_job *job);
+
+/* Ask how far the job is. cstd_state_copy_look follows when cstd_span_progress returns it, or when
+ * span->gone says why it will not. CST_ECONN: there is no link to a part that goes on. */
+int cstd_span_ask_progress(struct cstd_job *job, struct cst_err *err);
+
+/* How far the job is; NULL: it has not been told yet. */
+const struct cstd_span_progress *cstd_span_progress(const struct cstd_job *job);
 
 /* The core has answered the read of another node. */
 void cstd_span_answered(struct cstd_job *job, const struct cst_reply *reply);

@@ -44,31 +44,35 @@ int cstd_span_prepare(struct cstd_job *job, struct cst_err *err)
     if (cstd_span_take_engine(job, err) != CST_OK) {
         return err->status;
     }
-    return span->self == 0 || span->class_elems[0] != 0 ? CST_OK : CST_EAGAIN;
+    return (span->self == 0 && !span->replaces) || span->class_elems[0] != 0 ? CST_OK : CST_EAGAIN;
+}
+
+void cstd_span_send_chunks(struct cstd_job *job, const struct cstd_span_machine *to)
+{
+    struct cstd_span *span = job->span;
+    Span__Chunks chunks = SPAN__CHUNKS__INIT;
+    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
+    Span__Key key = cstd_span_key(job);
+    struct cst_err unused;
+
+    for (uint32_t i = 0; i < job->layout.n_classes; i++) {
+        class_elems[i] = job->layout.classes[i].capacity;
+    }
+    chunks.from = &key;
+    chunks.class_elems = class_elems;
+    chunks.n_class_elems = job->layout.n_classes;
+    chunks.token.data = span->token;
+    chunks.token.len = sizeof span->token;
+    /* If it is not sent the link is down. */
+    (void)cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base, &unused);
 }
 
 void cstd_span_tell_chunks(struct cstd_job *job)
 {
-    struct cstd_span *span = job->span;
-    Span__Chunks chunks = SPAN__CHUNKS__INIT;
-    struct cst_err unused;
-    Span__Key key;
+    const struct cstd_span *span = job->span;
 
-    if (span == NULL || span->self != 0) {
-        return;
-    }
-    for (uint32_t i = 0; i < job->layout.n_classes; i++) {
-        span->class_elems[i] = job->layout.classes[i].capacity;
-    }
-    key = cstd_span_key(job);
-    chunks.from = &key;
-    chunks.class_elems = span->class_elems;
-    chunks.n_class_elems = job->layout.n_classes;
-    chunks.token.data = span->token;
-    chunks.token.len = sizeof span->token;
-    for (uint32_t m = 1; m < span->n; m++) {
-        (void)cstd_machine_send(span->machines[m].peer, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base,
-                                &unused);
+    for (uint32_t m = 1; span != NULL && span->self == 0 && !span->replaces && m < span->n; m++) {
+        cstd_span_send_chunks(job, &span->machines[m]);
     }
 }
 
@@ -83,7 +87,7 @@ static int take_chunks(struct cstd_job *job, struct cstd_machine *peer, const Sp
     }
     if (chunks->n_class_elems == 0 || chunks->n_class_elems > CST_LAYOUT_MAX_CLASSES ||
         chunks->class_elems[0] == 0 || chunks->token.len != sizeof span->token ||
-        machine->first_rank != 0) {
+        (machine->first_rank != 0 && !machine->goes_on)) {
         return cst_err_set(err, CST_EPROTO, "sizes of chunks that are none");
     }
     memcpy(span->class_elems, chunks->class_elems,
@@ -152,7 +156,7 @@ int cstd_span_lay_out(const struct cstd_job *job, struct cst_layout_config *conf
     config->machines = (struct cst_layout_machines){
         .n = machines.n, .self = machines.self, .copies = machines.copies};
     config->partials.n_come = machines.n_rank_blocks - config->partials.n_here;
-    if (span->self != 0 && span->class_elems[0] != 0) { /* As node 0 has told. */
+    if (span->class_elems[0] != 0) { /* As another node has told. */
         config->chunk_elems = span->class_elems[0];
         memcpy(config->class_elems, span->class_elems + 1,
                (CST_LAYOUT_MAX_CLASSES - 1) * sizeof *span->class_elems);

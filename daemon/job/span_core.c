@@ -175,6 +175,9 @@ static void on_holds(struct cstd_span *span, const struct cst_members_action *ac
     }
     span->members_now = event.members;
     span->job->daemon->span_ops->feed(span->job, &event);
+    if (span->job->span == span && cst_set_count(&action->epoch->members) < span->n) {
+        cstd_span_seek(span->job);
+    }
     if (span->job->state == CSTD_JOB_READY) {
         take_early(span->job);
     }
@@ -189,6 +192,20 @@ static void send_to(struct cstd_span *span, const struct cst_members_action *act
             (void)cstd_span_send_members(span->job, &span->machines[m], &action->message, &unused);
         }
     }
+}
+
+/* The other machines go on without this one, whose states are out of date: it can only begin anew,
+ * as a part that takes the place of a lost one. */
+static void leave(struct cstd_span *span, const char *text)
+{
+    struct cst_err why = {0};
+
+    (void)cst_err_set(&why, CST_ELOST,
+                      "job '%s': %.300s: start its workers on this node again, and they go on with "
+                      "the states of the other nodes",
+                      span->job->name, text);
+    span->is_out = true;
+    span->job->daemon->span_ops->removed(span->job, &why);
 }
 
 static void carry_out(struct cstd_span *span, const struct cst_members_actions *actions)
@@ -208,9 +225,12 @@ static void carry_out(struct cstd_span *span, const struct cst_members_actions *
             on_holds(span, action);
             break;
         case CST_MEMBERS_WAITS:
-        case CST_MEMBERS_OUT:
             span->holds = false;
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(span->job), "%s", action->text);
+            break;
+        case CST_MEMBERS_OUT:
+            span->holds = false;
+            leave(span, action->text);
             break;
         }
     }
@@ -222,20 +242,31 @@ static int step(struct cstd_span *span, const struct cst_members_event *event,
 {
     const int rc = cst_members_step(span->members, event, actions, err);
 
-    cstd_ledger_note_members(span->job, cst_members_record(span->members));
+    cstd_ledger_note_members(span->job);
     return rc;
 }
 
-/* Node 0 adds the machines that have told their life. */
+/* True if this machine adds machine @m: node 0 when the job is made, and each member those that
+ * take the place of lost ones. */
+static bool adds(const struct cstd_span *span, uint32_t m)
+{
+    const struct cstd_span_machine *machine = &span->machines[m];
+
+    return m != span->self && !machine->added && machine->joined &&
+           (span->is_complete ? cstd_span_is_member(span, span->self) : span->self == 0) &&
+           !cstd_span_is_member(span, m);
+}
+
+/* Add a machine that has told its life. */
 static bool add_next(struct cstd_span *span, struct cst_members_actions *actions)
 {
     struct cst_err unused;
 
-    for (uint32_t m = 1; span->self == 0 && !span->is_complete && m < span->n; m++) {
+    for (uint32_t m = 0; m < span->n; m++) {
         struct cst_members_event add = {
             .kind = CST_MEMBERS_ADD, .now = uv_hrtime(), .machine = m, .idle = true};
 
-        if (!span->machines[m].added && step(span, &add, actions, &unused) == CST_OK) {
+        if (adds(span, m) && step(span, &add, actions, &unused) == CST_OK) {
             span->machines[m].added = true;
             return true;
         }
@@ -352,6 +383,9 @@ void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, boo
     struct cstd_span_machine *machine = cstd_span_find(span, peer);
     const uint32_t m = machine != NULL ? (uint32_t)(machine - span->machines) : 0;
 
+    if (machine != NULL && !up) {
+        cstd_span_read_down(span->job, m);
+    }
     if (machine == NULL || span->members == NULL) {
         return;
     }
@@ -362,7 +396,6 @@ void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, boo
         }
         return;
     }
-    cstd_span_read_down(span->job, m);
     free(machine->told);
     machine->told = NULL;
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
@@ -381,6 +414,19 @@ void cstd_span_lost(struct cstd_span *span, uint32_t m)
     cstd_span_read_down(span->job, m);
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_GONE, .machine = m});
+}
+
+void cstd_span_drop_node(struct cstd_job *job, const char *name)
+{
+    struct cstd_span *span = job->span;
+
+    for (uint32_t m = 0; span != NULL && span->members != NULL && m < span->n; m++) {
+        if (m != span->self && strcmp(span->names[m], name) == 0 && cstd_span_is_member(span, m)) {
+            feed_members(span, &(struct cst_members_event){
+                                   .kind = CST_MEMBERS_DROP, .machine = m, .idle = true});
+            return;
+        }
+    }
 }
 
 /* A transfer has failed, and its link is not down: let all be told again, in a new round. */
@@ -420,6 +466,7 @@ void cstd_span_stepped(struct cstd_job *job)
     const uint64_t step = cst_core_recorded_step(job->core);
 
     cstd_span_serve(job);
+    cstd_span_answer_states(job);
     see_failures(span);
     if (!span->busy && span->holds && step > span->step) {
         span->step = step;
@@ -453,10 +500,14 @@ static int open_members(struct cstd_span *span, struct cst_err *err)
         span->timers = NULL;
         return rc;
     }
-    span->is_complete = span->record != NULL; /* No other job is kept. */
+    span->is_complete = span->record != NULL || span->replaces; /* No other job is kept. */
     span->step = config.committed;
     free(span->record);
     span->record = NULL;
+    cstd_span_forget_progress(span);
+    for (uint32_t m = 0; m < span->n; m++) {
+        span->machines[m].goes_on = false; /* From now on the members are asked. */
+    }
     (void)uv_timer_init(&job->daemon->loop, &span->timers->deadline);
     (void)uv_timer_init(&job->daemon->loop, &span->timers->again);
     span->timers->deadline.data = span->timers->again.data = span;
@@ -484,12 +535,6 @@ void cstd_span_open(struct cstd_job *job)
     }
 }
 
-const struct cst_members_record *cstd_span_record(const struct cstd_job *job)
-{
-    return job->span != NULL && job->span->members != NULL ? cst_members_record(job->span->members)
-                                                           : NULL;
-}
-
 static void on_closed(uv_handle_t *timer)
 {
     struct cstd_span_timers *timers = timer->data;
@@ -514,6 +559,7 @@ void cstd_span_part(struct cstd_span *span)
     }
     cst_members_close(span->members);
     free(span->record);
+    cstd_span_forget_progress(span);
     for (uint32_t m = 0; m < span->n; m++) {
         cstd_span_forget_segments(span, m);
     }

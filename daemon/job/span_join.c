@@ -219,7 +219,7 @@ static int look(struct cstd_job *job, struct cst_err *err)
         return CST_EAGAIN;
     }
     for (uint32_t m = 0; !span->told_net && m < span->n; m++) {
-        if (m != span->self && tell_net(job, &span->machines[m], false, err) != CST_OK) {
+        if (m != span->self && tell_net(job, &span->machines[m], span->replaces, err) != CST_OK) {
             return err->status;
         }
     }

@@ -21,8 +21,6 @@ bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *
         const struct cstd_span_machine *machine = &span->machines[m];
 
         ledger__node__init(&out->nodes[m]);
-        out->nodes[m].name = (char *)(uintptr_t)cstd_span_name(span, m);
-        out->nodes[m].life = machine->life;
         out->nodes[m].first_rank = machine->first_rank;
         out->nodes[m].world = machine->world;
         out->list[m] = &out->nodes[m];
@@ -36,8 +34,26 @@ bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *
     return true;
 }
 
-/* Check that *ledger says what a span of @job can be. */
-static int check(const struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
+bool cstd_span_is_open(const struct cstd_job *job)
+{
+    return job->span == NULL || job->span->members != NULL;
+}
+
+void cstd_span_record(const struct cstd_job *job, struct cstd_ledger_members *out)
+{
+    const struct cstd_span *span = job->span;
+
+    memset(out, 0, sizeof *out);
+    out->members = *cst_members_record(span->members);
+    for (uint32_t m = 0; m < span->n; m++) {
+        out->lives[m] = span->machines[m].life;
+        memccpy(out->names[m], cstd_span_name(span, m), '\0', sizeof out->names[m] - 1);
+    }
+}
+
+/* Check that *ledger and *record say what a span of @job can be. */
+static int check(const struct cstd_job *job, const Ledger__Span *ledger,
+                 const struct cstd_ledger_members *record, struct cst_err *err)
 {
     uint32_t n_ranks = 0;
 
@@ -51,7 +67,7 @@ static int check(const struct cstd_job *job, const Ledger__Span *ledger, struct 
     for (size_t m = 0; m < ledger->n_nodes; m++) {
         const Ledger__Node *node = ledger->nodes[m];
 
-        if (node->life == 0 || node->first_rank != n_ranks || node->world == 0 ||
+        if (record->lives[m] == 0 || node->first_rank != n_ranks || node->world == 0 ||
             node->world > cst_job_all_ranks(&job->spec) - n_ranks ||
             (m == ledger->self && node->world != job->world)) {
             return cst_err_set(err, CST_ELOST,
@@ -64,12 +80,13 @@ static int check(const struct cstd_job *job, const Ledger__Span *ledger, struct 
     return CST_OK;
 }
 
-int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger, struct cst_err *err)
+int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger,
+                      const struct cstd_ledger_members *record, struct cst_err *err)
 {
     struct cstd_span *span;
 
-    if (check(draft, ledger, err) != CST_OK ||
-        cstd_span_make(draft, ledger->nodes[ledger->self]->life, err) != CST_OK) {
+    if (check(draft, ledger, record, err) != CST_OK ||
+        cstd_span_make(draft, record->lives[ledger->self], err) != CST_OK) {
         return err->status;
     }
     span = draft->span;
@@ -79,7 +96,6 @@ int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger, struct
     span->window_id = ledger->window;
     memcpy(span->token, ledger->token.data, sizeof span->token);
     for (uint32_t m = 0; m < span->n; m++) {
-        span->machines[m].life = ledger->nodes[m]->life;
         span->machines[m].first_rank = ledger->nodes[m]->first_rank;
         span->machines[m].world = ledger->nodes[m]->world;
     }
@@ -101,12 +117,13 @@ void cstd_span_drop(struct cstd_job *draft)
     draft->span = NULL;
 }
 
-static int find_nodes(struct cstd_job *job, const Ledger__Span *ledger, struct cst_err *err)
+static int find_nodes(struct cstd_job *job, const struct cstd_ledger_members *record,
+                      struct cst_err *err)
 {
     struct cstd_span *span = job->span;
 
     for (uint32_t m = 0; m < span->n; m++) {
-        const char *name = ledger->nodes[m]->name;
+        const char *name = record->names[m];
         struct cstd_machine *peer =
             m != span->self ? cstd_links_find(job->daemon->links, name) : NULL;
 
@@ -120,13 +137,14 @@ static int find_nodes(struct cstd_job *job, const Ledger__Span *ledger, struct c
             cstd_machine_keep(peer);
             span->machines[m].peer = peer;
         }
+        span->machines[m].life = record->lives[m];
         span->names[m] = cstd_span_name(span, m);
     }
     return CST_OK;
 }
 
-int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
-                     const struct cst_members_record *record, struct cst_err *err)
+int cstd_span_reopen(struct cstd_job *job, const struct cstd_ledger_members *record,
+                     struct cst_err *err)
 {
     struct cstd_span *span = job->span;
 
@@ -141,9 +159,9 @@ int cstd_span_reopen(struct cstd_job *job, const Ledger__Span *ledger,
     if (span->record == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for its nodes");
     }
-    *span->record = *record;
+    *span->record = record->members;
     cstd_span_watch(span);
-    if (find_nodes(job, ledger, err) != CST_OK || cstd_span_take_engine(job, err) != CST_OK) {
+    if (find_nodes(job, record, err) != CST_OK || cstd_span_take_engine(job, err) != CST_OK) {
         return err->status;
     }
     return cstd_span_open_window(job, err);

@@ -12,7 +12,7 @@ enum { FRAME_SQUARES = 7000 };
 
 /* -- to other nodes --------------------------------------------------------------------------- */
 
-static void put_hyper(Span__Hyper *out, const struct cst_hyper *hyper)
+void cstd_span_put_hyper(Span__Hyper *out, const struct cst_hyper *hyper)
 {
     span__hyper__init(out);
     out->lr = hyper->lr;
@@ -28,7 +28,7 @@ static void put_hyper(Span__Hyper *out, const struct cst_hyper *hyper)
 static void put_decision(Span__Decision *out, Span__Hyper *hyper, const struct cst_decision *from)
 {
     span__decision__init(out);
-    put_hyper(hyper, &from->hyper);
+    cstd_span_put_hyper(hyper, &from->hyper);
     out->hyper = hyper;
     out->step = from->step;
     out->adam_step = from->adam_step;
@@ -129,6 +129,18 @@ int cstd_span_send_members(struct cstd_job *job, struct cstd_span_machine *to,
 
 /* -- from other nodes ------------------------------------------------------------------------- */
 
+void cstd_span_take_hyper(struct cst_hyper *out, const Span__Hyper *in)
+{
+    *out = (struct cst_hyper){.lr = in->lr,
+                              .beta1 = in->beta1,
+                              .beta2 = in->beta2,
+                              .eps = in->eps,
+                              .weight_decay = in->weight_decay,
+                              .clip_norm = in->clip_norm,
+                              .grad_scale = in->grad_scale,
+                              .factors = in->factors};
+}
+
 static void take_decision(struct cst_decision *out, const Span__Decision *in)
 {
     *out = (struct cst_decision){.step = in->step,
@@ -136,18 +148,11 @@ static void take_decision(struct cst_decision *out, const Span__Decision *in)
                                  .attempt = in->attempt,
                                  .n_skipped = in->n_skipped,
                                  .n_overflows = in->n_overflows,
-                                 .hyper = {.lr = in->hyper->lr,
-                                           .beta1 = in->hyper->beta1,
-                                           .beta2 = in->hyper->beta2,
-                                           .eps = in->hyper->eps,
-                                           .weight_decay = in->hyper->weight_decay,
-                                           .clip_norm = in->hyper->clip_norm,
-                                           .grad_scale = in->hyper->grad_scale,
-                                           .factors = in->hyper->factors},
                                  .sum_squares = in->sum_squares,
                                  .loss = in->loss,
                                  .skipped = in->skipped != 0,
                                  .guard = in->guard != 0};
+    cstd_span_take_hyper(&out->hyper, in->hyper);
 }
 
 /* Keep the squares of a message in several frames. CST_EAGAIN: more of them follow. */

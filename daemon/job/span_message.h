@@ -8,6 +8,10 @@
 #include "daemon/job/span.h"
 #include "proto/span.pb-c.h"
 
+/* Hyper-parameters to and from a message. */
+void cstd_span_put_hyper(Span__Hyper *out, const struct cst_hyper *hyper);
+void cstd_span_take_hyper(struct cst_hyper *out, const Span__Hyper *in);
+
 /* Send @message of @job's core to machine @to, in several frames if it has many squares. Errors are
  * those of cstd_machine_send: the link goes down, of which members.h is told. */
 int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,

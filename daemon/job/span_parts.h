@@ -63,6 +63,24 @@ void cstd_span_watch(struct cstd_span *span);
 /* Free what span_join.c and span_core.c have made. */
 void cstd_span_part(struct cstd_span *span);
 
+/* Of span_replace.c. True if machine @m, with its present life, is a member. */
+bool cstd_span_is_member(const struct cstd_span *span, uint32_t m);
+/* The part of @here, which is not known, may take the place of one that was lost. False: it
+ * cannot. */
+bool cstd_span_replace(struct cstd_job *job, struct cstd_machine *peer, const Span__Here *here);
+/* A part is lost: another node may have one that waits to take its place. */
+void cstd_span_seek(struct cstd_job *job);
+/* The core has moved on, or another epoch holds: parts may be told how far the job is. */
+void cstd_span_answer_states(struct cstd_job *job);
+void cstd_span_forget_progress(struct cstd_span *span);
+void cstd_span_handle_replace(struct cstd_daemon *daemon);
+
+/* Tell @peer of the part here. @heard: the life of its part that is known here; 0: none. */
+void cstd_span_tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64_t heard);
+
+/* Tell @to the sizes of the chunks, which are laid out. */
+void cstd_span_send_chunks(struct cstd_job *job, const struct cstd_span_machine *to);
+
 /* Of span_read.c. Machine @m is gone: end what waits for it. */
 void cstd_span_read_open(struct cstd_span *span);
 void cstd_span_read_close(struct cstd_span *span);

@@ -14,7 +14,9 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
+#include "daemon/job/state_copy.h"
 #include "daemon/memory/staging.h"
+#include "daemon/session/pending.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -59,33 +61,61 @@ static void answer(struct cstd_job *job, struct cstd_span_read *read, const stru
 
     TAILQ_REMOVE(&job->span->reads, read, link);
     free(read);
-    job->daemon->span_ops->reply(job->daemon, &reply);
+    if (cstd_pending_is_tag(reply.tag)) {
+        job->daemon->span_ops->reply(job->daemon, &reply);
+    } else {
+        cstd_state_copy_reply(job, &reply);
+    }
 }
 
-/* The steps that this machine has committed. */
+/* The steps that this machine has committed, or has to read the states of. */
 static uint64_t step_here(const struct cstd_job *job)
 {
+    const struct cstd_span_progress *progress = job->span->progress;
     struct cst_core_stats stats;
 
+    if (progress != NULL) {
+        return progress->record.counters.step;
+    }
     cst_core_stats(job->core, &stats);
     return stats.step;
 }
 
-/* The machine from which states of @chunk are read: the first member that has them and a link. */
+#define NOBODY UINT32_MAX
+
+/* True if states can be read from machine @m. */
+static bool can_read(const struct cstd_span *span, uint32_t m)
+{
+    const struct cstd_span_machine *machine = &span->machines[m];
+
+    return machine->peer != NULL && machine->peer->up != NULL && machine->joined &&
+           (machine->goes_on || (span->members_now >> m & 1) != 0);
+}
+
+/* The machine from which states of @chunk are read: the first one that has them, or
+ * NOBODY. */
 static uint32_t find_keeper(const struct cstd_job *job, uint32_t chunk)
 {
     const struct cst_layout_machines *machines = &job->layout.machines;
     const struct cstd_span *span = job->span;
 
+    /* All have those that are never updated. */
+    if (!cst_layout_has_states(&job->layout.chunks[chunk]) && !job->layout.chunks[chunk].away) {
+        for (uint32_t m = 0; m < span->n; m++) {
+            if (can_read(span, m)) {
+                return m;
+            }
+        }
+        return NOBODY;
+    }
     for (uint32_t i = 0; i < machines->copies; i++) {
         const uint32_t m = cst_layout_keeper(machines, chunk, i);
 
-        if ((span->members_now >> m & 1) != 0 && span->machines[m].peer != NULL &&
-            span->machines[m].peer->up != NULL) {
+        if (can_read(span, m)) {
             return m;
         }
     }
-    return cst_layout_keeper(machines, chunk, 0);
+    return NOBODY;
 }
 
 int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t bytes,
@@ -99,6 +129,13 @@ int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t
     Span__Key key = cstd_span_key(job);
     int rc;
 
+    if (home == NOBODY) {
+        free(read);
+        return cst_err_set(err, CST_ECONN,
+                           "no node with a link has the states of tensor '%s' of job '%s': see "
+                           "'cistern node list'; if they are lost, load a checkpoint",
+                           job->model.tensors[event->tensor].name, job->name);
+    }
     if (read == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a read");
     }

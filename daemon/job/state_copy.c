@@ -9,6 +9,7 @@
 #include "daemon/budget/arena.h"
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
+#include "daemon/job/span.h"
 
 #include <stdlib.h>
 
@@ -148,7 +149,8 @@ static bool is_raw(const struct cstd_state_copy *copy, uint32_t t)
 {
     enum cst_moments moments = copy->to->spec.states.moments;
 
-    return moments != CST_MOMENTS_FP32 && moments == copy->from->spec.states.moments &&
+    return moments != CST_MOMENTS_FP32 &&
+           (copy->from == NULL || moments == copy->from->spec.states.moments) &&
            cst_reshard_is_whole(&copy->reshard, t);
 }
 
@@ -224,12 +226,28 @@ static void take_piece(struct cstd_state_copy *copy, struct piece *out)
     }
 }
 
-static void feed(struct cstd_job *job, const struct piece *piece, struct cst_event *event)
+/* The event is about @piece. */
+static void fill(struct cst_event *event, const struct piece *piece)
 {
     event->row = piece->row;
     event->raw = piece->raw;
     event->exponents = piece->exponents;
-    cstd_job_feed(job, event);
+}
+
+/* Issue the READ @event of slot @i: of the source's core, or of another node. */
+static void read_from(struct cstd_state_copy *copy, uint32_t i, struct cst_event *event)
+{
+    const struct piece *piece = &copy->slots[i].piece;
+    struct cst_err err;
+
+    fill(event, piece);
+    if (copy->from != NULL) {
+        cstd_job_feed(copy->from, event);
+    } else if (cstd_span_read(copy->to, event, bytes_of(copy, piece->tensor, piece, event->n_elems),
+                              &err) != CST_OK) {
+        copy->slots[i].n_reads--;
+        copy->err = copy->err.status == CST_OK ? err : copy->err;
+    }
 }
 
 /* Issue the READs of the piece of slot @i. */
@@ -255,7 +273,7 @@ static void read_piece(struct cstd_state_copy *copy, uint32_t i)
 
         slot->n_reads++;
         n += run.n_elems;
-        feed(copy->from, piece, &event);
+        read_from(copy, i, &event);
     }
     slot->n_reads--;
 }
@@ -274,7 +292,8 @@ static void write_piece(struct cstd_state_copy *copy, uint32_t i)
 
     slot->state = SLOT_WRITING;
     copy->bytes += bytes_of(copy, piece->tensor, piece, piece->n_elems);
-    feed(copy->to, piece, &event);
+    fill(&event, piece);
+    cstd_job_feed(copy->to, &event);
 }
 
 /* -- states ----------------------------------------------------------------------------------- */
@@ -382,11 +401,32 @@ static int tell_missed(struct cstd_state_copy *copy)
     return rc;
 }
 
+/* Restore the destination at the step of other nodes. */
+static void restore_there(struct cstd_state_copy *copy)
+{
+    const struct cstd_span_progress *progress = cstd_span_progress(copy->to);
+    struct cst_event event = {.kind = CST_EV_RESTORE,
+                              .tag = tag_of(copy, RESTORE_ITEM),
+                              .counters = progress->record.counters,
+                              .record = &progress->record};
+
+    if (progress->missed != NULL) {
+        cstd_job_feed(copy->to, &(struct cst_event){.kind = CST_EV_MISSED,
+                                                    .n_elems = progress->n_missed,
+                                                    .missed = progress->missed});
+    }
+    cstd_job_feed(copy->to, &event);
+}
+
 static void restore(struct cstd_state_copy *copy)
 {
     struct cst_event event = {.kind = CST_EV_RESTORE, .tag = tag_of(copy, RESTORE_ITEM)};
     struct cst_core_record record;
 
+    if (copy->from == NULL) {
+        restore_there(copy);
+        return;
+    }
     if (tell_missed(copy) != CST_OK) {
         return;
     }
@@ -394,6 +434,17 @@ static void restore(struct cstd_state_copy *copy)
     event.counters = record.counters;
     event.record = &record;
     cstd_job_feed(copy->to, &event);
+}
+
+/* Ask other nodes how far the job is, once. Returns true when they have told. */
+static bool ask_there(struct cstd_state_copy *copy, bool asked)
+{
+    if (copy->to->span->gone.status != CST_OK) {
+        copy->err = copy->to->span->gone;
+    } else if (!asked) {
+        (void)cstd_span_ask_progress(copy->to, &copy->err);
+    }
+    return copy->err.status == CST_OK && cstd_span_progress(copy->to) != NULL;
 }
 
 /* True if all updates of @job are done. */
@@ -415,6 +466,9 @@ static bool is_over(struct cstd_state_copy *copy)
     case MOUNTING:
         return copy->staging == NULL || copy->staging->n_waiting == 0;
     case CUTTING:
+        if (copy->from == NULL) {
+            return ask_there(copy, asked);
+        }
         if (!asked) {
             begin_save(copy);
         }
@@ -501,9 +555,10 @@ static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
     if (rc == CST_OK) {
         copy->staging->populate = 0;
         copy->staging->population = &copy->population;
-        copy->staging->engines =
-            cst_set_union(cst_set_range(0, daemon->engines->n_nodes),
-                          cst_set_union(engines_of(copy->from), engines_of(copy->to)));
+        copy->staging->engines = cst_set_union(
+            cst_set_range(0, daemon->engines->n_nodes),
+            cst_set_union(copy->from != NULL ? engines_of(copy->from) : cstd_span_serves(copy->to),
+                          engines_of(copy->to)));
         copy->staging->arg = copy;
         copy->staging->on_mounted = on_mounted;
         cstd_engines_mount(daemon->engines, copy->staging);
@@ -538,7 +593,8 @@ int cstd_state_copy_open(struct cstd_job *to, struct cstd_job *from, cstd_state_
     copy->done = done;
     copy->look.fn = on_look;
     set_order(copy);
-    rc = cst_reshard_open(&copy->reshard, &from->model, &to->model, err);
+    rc =
+        cst_reshard_open(&copy->reshard, from != NULL ? &from->model : &to->model, &to->model, err);
     if (rc == CST_OK && !to->inherits) {
         rc = make_staging(copy, err);
     }

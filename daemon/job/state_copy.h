@@ -29,7 +29,9 @@ struct cstd_job;
 /* The copying to @to has ended with @err. */
 typedef void (*cstd_state_copy_cb)(struct cstd_job *to, const struct cst_err *err);
 
-/* Copy the states of @from, which is READY and initialised, to @to. @done follows later; the caller
+/* Copy the states of @from, which is READY and initialised, to @to. NULL: @to takes the place of a
+ * lost part of a job on several nodes, and the states are read from the others (span.h);
+ * CUTTING waits until these know which step they are of. @done follows later; the caller
  * then calls cstd_state_copy_close. If the predecessor is not whole any more when @done is called
  * with an error (cstd_migrate_is_torn), no command of the copying is in flight. CST_EMISMATCH: the
  * models do not fit (cst_reshard_open); CST_EBUDGET, CST_ENOMEM. */

@@ -135,6 +135,14 @@ static void take(struct cstd_job *job, const struct cstd_ledger_file *file,
     job->ledger = (struct cstd_ledger){.state = state, .file = *file};
 }
 
+static void write_members(struct cstd_job *job)
+{
+    struct cstd_ledger_members members;
+
+    cstd_span_record(job, &members);
+    cstd_ledger_file_write_members(&job->ledger.file, &members);
+}
+
 static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, struct cst_err *err)
 {
     struct cstd_ledger *ledger = &job->ledger;
@@ -151,7 +159,7 @@ static int begin(struct cstd_job *job, const struct cstd_ledger_record *record, 
         ledger->state = CSTD_LEDGER_KEPT;
         cstd_ledger_file_write(&ledger->file, record);
         if (job->span != NULL) {
-            cstd_ledger_file_write_members(&ledger->file, cstd_span_record(job));
+            write_members(job);
         }
         rc = store(job, &ledger->file, false, err);
     }
@@ -187,7 +195,7 @@ static bool may_begin(const struct cstd_job *job)
 void cstd_ledger_note(struct cstd_job *job)
 {
     struct cstd_ledger *ledger = &job->ledger;
-    bool begins = may_begin(job);
+    bool begins = may_begin(job) && cstd_span_is_open(job);
     struct cstd_ledger_record record;
     struct cst_err err;
 
@@ -203,10 +211,10 @@ void cstd_ledger_note(struct cstd_job *job)
     }
 }
 
-void cstd_ledger_note_members(struct cstd_job *job, const struct cst_members_record *record)
+void cstd_ledger_note_members(struct cstd_job *job)
 {
     if (job->ledger.state == CSTD_LEDGER_KEPT) {
-        cstd_ledger_file_write_members(&job->ledger.file, record);
+        write_members(job);
     }
 }
 
@@ -281,6 +289,8 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
         }
         if (job->state == CSTD_JOB_REVIVING) {
             rc = cst_err_set(err, CST_EBUSY, "it is still being taken over itself: try again");
+        } else if (record.core.initialised && !cstd_span_is_open(job)) {
+            rc = cst_err_set(err, CST_EBUSY, "its nodes are still meeting: try again");
         } else if (record.core.initialised && job->ledger.work != NULL) {
             rc = cst_err_set(err, CST_EBUSY, "its ledger is being made: try again");
         } else if (record.core.initialised && job->ledger.state != CSTD_LEDGER_KEPT) {

@@ -51,9 +51,9 @@ bool cstd_ledger_prepare(struct cstd_job *job, cstd_ledger_cb done);
  * called before the event's actions are carried out. */
 void cstd_ledger_note(struct cstd_job *job);
 
-/* The members of @job, which has ranks on several nodes, have processed an event. Must be called
- * before the event's actions are carried out. */
-void cstd_ledger_note_members(struct cstd_job *job, const struct cst_members_record *record);
+/* The members of @job, which has ranks on several nodes, have processed an event, or a node has
+ * taken the place of another. Must be called before the event's actions are carried out. */
+void cstd_ledger_note_members(struct cstd_job *job);
 
 /* Slabs of @job's pools were made. If they cannot be kept, the job is not kept any more, and the
  * log says so. */

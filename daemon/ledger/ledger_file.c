@@ -76,7 +76,7 @@ static struct cstd_twin members_of(const struct cstd_ledger_file *file)
     const struct cstd_twin before = twin_of(file);
 
     return (struct cstd_twin){.at = before.at + cstd_twin_bytes(&before) / sizeof *before.at,
-                              .bytes = sizeof(struct cst_members_record)};
+                              .bytes = sizeof(struct cstd_ledger_members)};
 }
 
 /* What comes before the message. */
@@ -176,7 +176,7 @@ void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cstd_led
 }
 
 void cstd_ledger_file_write_members(struct cstd_ledger_file *file,
-                                    const struct cst_members_record *record)
+                                    const struct cstd_ledger_members *record)
 {
     const struct cstd_twin members = members_of(file);
     const void *last = cstd_twin_newest(&members);
@@ -186,7 +186,7 @@ void cstd_ledger_file_write_members(struct cstd_ledger_file *file,
     }
 }
 
-int cstd_ledger_file_members(const struct cstd_ledger_file *file, struct cst_members_record *out,
+int cstd_ledger_file_members(const struct cstd_ledger_file *file, struct cstd_ledger_members *out,
                              struct cst_err *err)
 {
     const struct cstd_twin members = members_of(file);

@@ -9,8 +9,10 @@
 #ifndef CSTD_LEDGER_FILE_H
 #define CSTD_LEDGER_FILE_H
 
+#include "offload/base/machines.h"
 #include "offload/core/revival.h"
 #include "offload/machines/members.h"
+#include "proto/job_name.h"
 #include "proto/ledger.pb-c.h"
 
 /* Increased whenever the header, the records, or the meaning of the message change. A job of at
@@ -35,6 +37,13 @@ struct cstd_ledger_record {
     uint64_t torn;
 };
 
+/* The parts of a job on several nodes (daemon/job/span.h). There is no padding. */
+struct cstd_ledger_members {
+    struct cst_members_record members;
+    uint64_t lives[CST_MACHINES_MAX];                 /* Of the parts. */
+    char names[CST_MACHINES_MAX][CST_JOB_NAME_BYTES]; /* Of their nodes; 0 to the end. */
+};
+
 struct cstd_ledger_file {
     int fd;                         /* -1: closed. */
     struct cstd_ledger_head *head;  /* The mapped file. */
@@ -53,10 +62,10 @@ void cstd_ledger_file_write(struct cstd_ledger_file *file, const struct cstd_led
 
 /* Write @record, if it differs from the last one of the members. The file has members. */
 void cstd_ledger_file_write_members(struct cstd_ledger_file *file,
-                                    const struct cst_members_record *record);
+                                    const struct cstd_ledger_members *record);
 
 /* Read the newest whole record of the members. CST_ELOST: there is none. */
-int cstd_ledger_file_members(const struct cstd_ledger_file *file, struct cst_members_record *out,
+int cstd_ledger_file_members(const struct cstd_ledger_file *file, struct cstd_ledger_members *out,
                              struct cst_err *err);
 
 /* A part of a mapped ledger. */

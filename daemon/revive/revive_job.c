@@ -268,10 +268,12 @@ static int configure_by_options(struct cstd_kept_job *kept, struct cst_err *err)
 {
     const Ledger__Span *span = kept->ledger->span;
     struct cstd_job *draft = kept->draft;
+    struct cstd_ledger_members members;
 
     kept->config.grad_bytes = cstd_job_grad_bytes(draft);
     kept->config.states = cst_layout_job_states(&draft->spec);
-    if (span != NULL && cstd_span_restore(draft, span, err) != CST_OK) {
+    if (span != NULL && (cstd_ledger_file_members(&kept->file, &members, err) != CST_OK ||
+                         cstd_span_restore(draft, span, &members, err) != CST_OK)) {
         return err->status;
     }
     return cstd_span_lay_out(draft, &kept->config, err);
@@ -412,13 +414,13 @@ static void take_plan(struct cstd_job *job, const Ledger__Job *ledger)
 
 static int reopen_span(struct cstd_job *job, const struct cstd_kept_job *kept, struct cst_err *err)
 {
-    struct cst_members_record record;
+    struct cstd_ledger_members record;
 
     if (job->span == NULL) {
         return CST_OK;
     }
     return cstd_ledger_file_members(&kept->file, &record, err) == CST_OK
-               ? cstd_span_reopen(job, kept->ledger->span, &record, err)
+               ? cstd_span_reopen(job, &record, err)
                : err->status;
 }
 

@@ -5,6 +5,7 @@
 #include "daemon/links/connection.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
+#include "daemon/job/span.h"
 #include "daemon/job/span_view.h"
 #include "daemon/links/links.h"
 #include "daemon/serve/job_info.h"
@@ -192,7 +193,13 @@ void cstd_serve_node_drop(struct cstd_session *session, uint64_t id, void *body)
     }
     rc = cstd_links_drop(session->daemon->links, drop->name, &err);
     if (rc == CST_OK) {
+        struct cstd_job *job;
+
         tell(session, "dropped", drop->name);
+        TAILQ_FOREACH(job, &session->daemon->jobs->living, link)
+        {
+            cstd_span_drop_node(job, drop->name);
+        }
     }
     answer(session, id, rc, &err);
 }

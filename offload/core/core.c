@@ -434,6 +434,11 @@ uint64_t cst_core_recorded_step(const struct cst_core *core)
     return core->agreement.last_decision.step;
 }
 
+bool cst_core_awaits_ranks(const struct cst_core *core)
+{
+    return cst_epochs_await_ranks(core);
+}
+
 uint64_t cst_core_failed_transfers(const struct cst_core *core)
 {
     return core->membership.failed_transfers;

@@ -297,6 +297,10 @@ uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_
  * the one after it. */
 uint64_t cst_core_recorded_step(const struct cst_core *core);
 
+/* True if no step can begin or be committed before machines come that have the ranks of lost ones
+ * (epochs.h). */
+bool cst_core_awaits_ranks(const struct cst_core *core);
+
 /* COPYs from other machines that have failed. When there are more, CST_EV_MACHINES has to follow
  * (offload/base/machines.h). */
 uint64_t cst_core_failed_transfers(const struct cst_core *core);

@@ -131,6 +131,14 @@ void cst_epochs_name_missing(const struct cst_core *core, char *text, size_t siz
     name_machines(missing, text, size);
 }
 
+bool cst_epochs_await_ranks(const struct cst_core *core)
+{
+    const struct cst_agreement *a = &core->agreement;
+
+    return core->machines != NULL && a->settled && missing_blocks(core) != 0 &&
+           a->last_decision.step <= core->step && !core->attempt.closing;
+}
+
 bool cst_epochs_may_begin(const struct cst_core *core)
 {
     return core->agreement.settled && core->agreement.missing.status == CST_OK &&

@@ -17,6 +17,10 @@ void cst_epochs_record(struct cst_core *core, const struct cst_event *event);
  * job has other machines. */
 bool cst_epochs_may_begin(const struct cst_core *core);
 
+/* True if no step can begin or be committed before members come that have the ranks of lost ones:
+ * what the last step has made stays as it is. */
+bool cst_epochs_await_ranks(const struct cst_core *core);
+
 /* CST_OK: a rank may wait in SYNC. CST_ELOST: no attempt can begin, because no member has the
  * states of the chunks that *err names. */
 int cst_epochs_check_sync(const struct cst_core *core, struct cst_err *err);

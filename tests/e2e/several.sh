@@ -7,13 +7,20 @@
 start_node() {
     mkdir "$tmp/$1" "$tmp/$1/run"
     ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
-    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\n' \
-        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" >"$tmp/$1/conf"
+    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\nwait = %s\n' \
+        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" "${node_wait:-30}" >"$tmp/$1/conf"
     : >"$tmp/$1/nodes"
     start "$1" "${@:3}" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
     await_node "$1"
     # The next daemon of this node is reached at the same port.
     sed -i "s|^listen = .*|listen = $(address_of "$1")|" "$tmp/$1/conf"
+}
+
+# Start the daemon of node $1 again, which has lost all that it had in memory.
+again() {
+    start "$1" --keep ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
+    await_node "$1"
+    echo "$node_pid" >"$tmp/$1.pid"
 }
 
 # Wait until the daemon of node $1 is ready. Sets node_pid.
@@ -52,6 +59,11 @@ acquaint() {
 
 has_no_job() {
     [ "$(on "$1" jobs --json | jq length)" = 0 ]
+}
+
+# True if node $1 has no link to node $2.
+has_no_link() {
+    [ "$(on "$1" node list --json | jq -r --arg node "$2" '.[] | select(.name == $node).state')" != up ]
 }
 
 all_up() {

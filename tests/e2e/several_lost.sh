@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests that nodes of a job are lost with all that they have in memory: all processes of a node are killed, and its daemon and worker are
+# started anew, or those of another node. With two copies of the states, the part that takes the place of the lost one gets its states
+# from the others, and losses and states are those of a job that nothing befell. With one copy, the job does not go on, and says why.
+# CST_TEST_LOSSES: how many nodes are lost (2); CST_TEST_SEED: seed of the moments.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
+# shellcheck source=tests/e2e/several.sh
+. "${srcdir:-.}/tests/e2e/several.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+not_sparse
+need jq
+
+n_losses=${CST_TEST_LOSSES:-2}
+RANDOM=${CST_TEST_SEED:-$$}
+printf 'seed %d\n' "${CST_TEST_SEED:-$$}"
+model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --steps $((40 + 60 * n_losses)) --warmup 2 --lr 0.003 --matmul fp32 --threads 1
+    --chunk 40000)
+write_text 400
+places=(a b c) # The node of each rank.
+
+# Start rank $2 of job $1 on its node, with the options $3... Sets pids[$2].
+rank() {
+    local job=$1 r=$2 out=()
+    shift 2
+    [ "$r" -gt 0 ] || out=(--loss-file "$tmp/$job.losses")
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${places[r]}/run/cistern.sock" --job "$job" --world 1 --all-ranks 3 \
+        --first-rank "$r" "${out[@]}" "$@" >>"$tmp/$job.$r.log" 2>&1 &
+    pids[r]=$!
+}
+
+# True when job $1 has made $2 steps, by node $3.
+has_made() {
+    [ "$(on "$3" jobs --json | jq --arg job "$1" '[.[] | select(.name == $job).step] | first // 0')" -ge "$2" ]
+}
+
+# Kill all processes of node $1, of which rank $2 is a worker.
+lose_node() {
+    local node=$1 daemon
+    daemon=$(cat "$tmp/$node.pid")
+    # shellcheck disable=SC2046 # pids
+    kill -9 "${manager_of[$node]}" "$daemon" "${pids[$2]}" $(children "$daemon") || true
+    wait "${pids[$2]}" || true
+    wait "${manager_of[$node]}" || true
+}
+
+up() {
+    start_node "$1" trusted --keep
+    echo "$node_pid" >"$tmp/$1.pid"
+}
+
+states_are() {
+    local file
+    for file in "$tmp"/saved-calm/*/*.safetensors; do
+        cmp "$file" "$tmp/saved-$1/${file#"$tmp/saved-calm/"}" || fail "$1: other states"
+    done
+}
+
+# shellcheck disable=SC2034 # of several.sh
+node_wait=3
+for node in a b c d; do
+    up "$node"
+done
+acquaint a b c d
+
+for job in calm lost; do
+    pids=()
+    for r in 0 1 2; do
+        rank "$job" "$r" --copies 2
+    done
+    if [ "$job" = lost ]; then
+        for ((i = 0; i < n_losses; i++)); do
+            r=$((1 + RANDOM % 2)) # Rank 0 writes the losses.
+            poll has_made lost $((20 + 60 * i + RANDOM % 30)) a
+            lose_node "${places[r]}" "$r"
+            if [ $((i % 2)) = 0 ]; then # On the same node.
+                again "${places[r]}"
+            else # On another one.
+                [ $((i % 4)) = 1 ] || on a node drop "${places[r]}" >"$tmp/dropped.log" || fail "node drop ${places[r]}"
+                for node in b c d; do
+                    [[ " ${places[*]} " = *" $node "* ]] || spare=$node
+                done
+                places[r]=$spare
+            fi
+            rank lost "$r" --copies 2
+        done
+    fi
+    for pid in "${pids[@]}"; do
+        wait "$pid" || fail "$job: a rank failed"
+    done
+    on a save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
+    on a rm "$job" >"$tmp/removed.log" || fail "rm $job"
+    for node in "${places[@]}"; do
+        poll has_no_job "$node"
+    done
+done
+cmp "$tmp/calm.losses" "$tmp/lost.losses" || fail "other losses after a node was lost: $(diff "$tmp/calm.losses" "$tmp/lost.losses" | head -4)"
+states_are lost
+printf 'after %d lost nodes: the same losses and states\n' "$n_losses"
