@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import unittest
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import cistern.torch as ct
 import models
@@ -19,6 +21,7 @@ import torch
 from cistern import Client
 from gloo import free_port
 from processes import CONTEXT, PATIENCE_S
+from torch import nn
 
 NODES = os.environ["CISTERN_TEST_NODES"].split()
 EXAMPLE = Path(__file__).parents[3] / "client" / "example_gpt2.py"
@@ -72,6 +75,37 @@ def train(place: Place, job: str, results: Connection) -> None:
     results.send(told)
 
 
+class Sends(logging.Handler):
+    """Sends what is logged."""
+
+    def __init__(self, to: Connection) -> None:
+        super().__init__()
+        self._to = to
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._to.send(record.getMessage())
+
+
+def wait(place: Place, job: str, ours: Connection) -> None:
+    """Attach, and make a step when told, and send all warnings about waiting."""
+    os.environ.update(place.environment())
+    logging.getLogger("cistern").addHandler(Sends(ours))
+    with (
+        mock.patch("cistern.job.MEETING_SECONDS", 0.05),
+        mock.patch("cistern.job.STEP_SECONDS", 0.05),
+    ):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(torch.bfloat16)
+        store = ct.attach(model, job, device="cpu", unused="zero")
+        opt = store.optimizer(lr=1e-3)
+        ours.send("attached")
+        ours.recv()
+        model(torch.ones(2, 8, dtype=torch.bfloat16)).float().square().mean().backward()
+        opt.step()
+        store.close()
+        ours.send("done")
+
+
 class SeveralNodes(unittest.TestCase):
     def run_ranks(self, job: str, places: list[Place]) -> list[Any]:
         """Return by rank what ``train`` sends."""
@@ -87,6 +121,38 @@ class SeveralNodes(unittest.TestCase):
         for rank, ours in enumerate(ranks):
             self.assertTrue(ours.poll(PATIENCE_S), f"rank {rank} says nothing")
         return [ours.recv() for ours in ranks]
+
+    def begin(self, place: Place, job: str) -> Connection:
+        """Start ``wait``. Return what it sends to and is told by."""
+        ours, theirs = CONTEXT.Pipe()
+        process = CONTEXT.Process(target=wait, args=(place, job, theirs))
+        process.start()
+        theirs.close()
+        self.addCleanup(process.join, PATIENCE_S)
+        return ours
+
+    def said(self, rank: Connection, pattern: str) -> None:
+        """Wait until a rank sends what matches ``pattern``."""
+        while True:
+            self.assertTrue(rank.poll(PATIENCE_S), f"nothing like '{pattern}' is said")
+            if re.search(pattern, rank.recv()):
+                return
+
+    def test_a_rank_says_that_it_waits_for_another_node(self) -> None:
+        self.addCleanup(self.remove, "waits")
+        first = self.begin(ON_TWO[0], "waits")
+        self.said(
+            first,
+            "rank 0 of job 'waits' has waited .* in commit for rank 1 of 2 ranks, .*node list",
+        )
+        second = self.begin(ON_TWO[1], "waits")
+        self.said(first, "^attached")
+        self.said(second, "^attached")
+        first.send("step")
+        self.said(first, "in step, and for no rank on this node: 'cistern job waits' on the other")
+        second.send("step")
+        self.said(first, "^done")
+        self.said(second, "^done")
 
     def remove(self, job: str) -> None:
         with Client(NODES[0]) as client:
@@ -105,7 +171,7 @@ class SeveralNodes(unittest.TestCase):
         self.assertLess(one[0][STEPS], one[0][1])
 
     def test_the_example_under_torchrun(self) -> None:
-        """Two torchrun processes, one on each node, as docs/python/ranks.md has it."""
+        """Two torchrun processes, one on each node, as client/python/README.md has them."""
         self.addCleanup(self.remove, "example-gpt2")
         port = free_port()
         with tempfile.TemporaryDirectory() as made:
