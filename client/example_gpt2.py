@@ -4,11 +4,10 @@
     torchrun --standalone --nproc-per-node 2 example_gpt2.py TEXT [--steps N] [--pool SIZE]
 
 A token is a byte. Each process is a rank and learns other parts of the text. If it is started
-again, it goes on after the last step.
+again, it goes on after the last step. With --unused zero, it also runs on several machines.
 """
 
 import argparse
-import os
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +38,7 @@ def main() -> None:
     parser.add_argument("--job", default="example-gpt2")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--pool", default=0, help="memory for weights in use, such as 2M")
+    parser.add_argument("--unused", help="zero: for ranks on several machines")
     args = parser.parse_args()
 
     text = torch.frombuffer(bytearray(args.text.read_bytes()), dtype=torch.uint8)
@@ -49,10 +49,10 @@ def main() -> None:
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
-    store = ct.attach(model, args.job, pool=args.pool, device="cpu")
+    store = ct.attach(model, args.job, pool=args.pool, device="cpu", unused=args.unused)
     opt = store.optimizer(lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1, clip_norm=1.0)
     warm_up = torch.optim.lr_scheduler.LambdaLR(opt, lambda _: min(1.0, (store.step_no + 1) / 20))
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
+    rank = store.job.global_rank
 
     if rank == 0:
         print(f"pool of {store.plan.pool_bytes} bytes")

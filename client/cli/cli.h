@@ -69,6 +69,12 @@ struct cli {
     uint32_t restart;             /* --restart: limit of restarts; 0: none. */
     uint32_t grace;               /* --grace: seconds for ranks to end, or for a save to begin. */
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
+    const char *nodes;            /* --nodes: names; plan: a number. */
+    uint32_t ranks_per_node;      /* --ranks-per-node; 0: not given. */
+    const char *rsh;              /* --rsh: a program and its arguments; NULL: not given. */
+    uint32_t first_rank;          /* --first-rank: number in the job of the first rank here. */
+    uint32_t all_ranks;           /* --all-ranks: ranks on all nodes; 0: those here. */
+    bool follow;                  /* --follow: standard input has signals. */
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory; plan: directories or a number. */
     uint64_t bytes;               /* --bytes: size of a file; 0: not given. */

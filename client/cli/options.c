@@ -118,9 +118,10 @@ const struct cst_option cli_options[] = {
         "plan: save the plan for a job in FILE, with --parallel as a file of cistern-gpt --config; "
         "drain: save all jobs in DIR before the daemon ends",
         CST_TEXT(AT(plan.save))),
-    PLAN("nodes", "N",
-         "machines that train the model together, each with the ranks of the plan (default: 1)",
-         CST_U32(AT(plan.n_machines), 2, CST_SET_MAX)),
+    ROW("nodes", 0, CLI_USES_PLAN | CLI_USES_RUN, "N|A,B..",
+        "run: nodes on which to start ranks, by --rsh; plan: number of machines that train the "
+        "model together, each with the ranks of the plan (default: 1)",
+        CST_TEXT(AT(nodes))),
     PLAN("link", "GBIT", "with --nodes: what a machine receives, in Gbit/s, while it sends as much",
          CST_REAL(AT(plan.link), 0.001, 1e6)),
     PLAN("copies", "R", "with --nodes: machines that have the states of a chunk (default: 1)",
@@ -138,6 +139,21 @@ const struct cst_option cli_options[] = {
         "run: time for ranks to end before they are killed; drain: time for each job to let its "
         "save begin: 30, 90s, 5m (default: 30s)",
         CST_SECONDS(AT(grace), 1, 86400)),
+    ROW("ranks-per-node", 0, CLI_USES_RUN, "N", "with --nodes: ranks on each node (default: 1)",
+        CST_U32(AT(ranks_per_node), 1, CST_JOB_MAX_WORLD)),
+    ROW("rsh", 0, CLI_USES_RUN, "COMMAND",
+        "with --nodes: the program, and its options, that runs a command on a node: COMMAND NODE "
+        "WORDS (default: ssh)",
+        CST_TEXT(AT(rsh))),
+    ROW("first-rank", 0, CLI_USES_RUN, "N",
+        "number of the first of these ranks in a job on several nodes (default: 0)",
+        CST_U32(AT(first_rank), 0, CST_JOB_MAX_ALL_RANKS - 1)),
+    ROW("all-ranks", 0, CLI_USES_RUN, "N", "number of ranks on all nodes (default: those of -n)",
+        CST_U32(AT(all_ranks), 1, CST_JOB_MAX_ALL_RANKS)),
+    ROW("follow", 0, CLI_USES_RUN, NULL,
+        "take signals from the standard input, as --nodes needs it on each node, and kill all "
+        "ranks when it ends",
+        CST_FLAG(AT(follow))),
     ROW("no-pin", 0, CLI_USES_RUN, NULL, "let ranks run on all processors", CST_FLAG(AT(no_pin))),
     ROW("socket", 's', 0, "PATH",
         "socket of the daemon (default: $CISTERN_SOCKET or " CST_DEFAULT_SOCKET ")",

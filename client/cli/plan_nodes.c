@@ -3,13 +3,19 @@
 #include "client/cli/plan_nodes.h"
 
 #include "client/cli/table.h"
+#include "proto/value.h"
 
 #include <stdio.h>
 
-int cli_plan_check_nodes(const struct cli *cli, struct cst_err *err)
+int cli_plan_check_nodes(struct cli *cli, struct cst_err *err)
 {
-    const struct cli_plan_request *wish = &cli->plan;
+    static const struct cst_value number = CST_U32(0, 2, CST_SET_MAX);
+    struct cli_plan_request *wish = &cli->plan;
 
+    if (cli->nodes != NULL &&
+        cst_value_read(&number, &wish->n_machines, cli->nodes, err) != CST_OK) {
+        return cst_err_prefix(err, "--nodes");
+    }
     if (wish->n_machines == 0 && (wish->link > 0 || wish->copies > 0)) {
         return cst_err_set(err, CST_EINVAL,
                            "%s is for a job on several nodes: name their number "

@@ -13,8 +13,9 @@ struct cli_plan_nodes {
     struct cst_plan_nodes nodes;
 };
 
-/* Check what the command line says of several machines. CST_EINVAL: it is wrong. */
-int cli_plan_check_nodes(const struct cli *cli, struct cst_err *err);
+/* Read the number in --nodes, and check what the command line says of several machines.
+ * CST_EINVAL: it is wrong. */
+int cli_plan_check_nodes(struct cli *cli, struct cst_err *err);
 
 /* Compute what each machine does by the plan @choice. Statuses as cst_plan_nodes. */
 int cli_plan_nodes(struct cli_plan_nodes *out, const struct cli *cli,

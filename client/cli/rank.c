@@ -14,13 +14,14 @@ static void on_line(void *arg, const char *bytes, size_t n)
     cli_sink_line(stream->sink, stream->rank->prefix, bytes, n);
 }
 
-void cli_rank_init(struct cli_rank *rank, unsigned number, uv_loop_t *loop, struct cli_sink *out,
-                   struct cli_sink *err)
+void cli_rank_init(struct cli_rank *rank, unsigned number, const char *name, const char *prefix,
+                   uv_loop_t *loop, struct cli_sink *out, struct cli_sink *err)
 {
     rank->number = number;
     rank->loop = loop;
     rank->n_handles = 0;
-    (void)snprintf(rank->prefix, sizeof rank->prefix, "[%u] ", number);
+    (void)snprintf(rank->name, sizeof rank->name, "%s", name);
+    (void)snprintf(rank->prefix, sizeof rank->prefix, "%s", prefix);
     for (int i = 0; i < 2; i++) {
         struct cli_rank_stream *stream = &rank->streams[i];
 
@@ -59,6 +60,16 @@ void cli_rank_kill(struct cli_rank *rank)
 {
     if (cli_rank_is_running(rank) && !uv_is_closing((uv_handle_t *)&rank->control)) {
         close_handle(rank, &rank->control);
+    }
+}
+
+void cli_rank_tell(struct cli_rank *rank, unsigned char byte)
+{
+    const uv_buf_t buf = uv_buf_init((char *)&byte, 1);
+
+    /* If this fails, the process has closed its standard input, because it ends. */
+    if (cli_rank_is_running(rank) && !uv_is_closing((uv_handle_t *)&rank->control)) {
+        (void)uv_try_write((uv_stream_t *)&rank->control, &buf, 1);
     }
 }
 
@@ -186,8 +197,8 @@ int cli_rank_start(struct cli_rank *rank, char **argv, struct cst_err *err)
     }
     if (rc != 0) {
         abandon(rank);
-        return cst_err_set(err, CST_EINTERNAL, "rank %u cannot be started: %s", rank->number,
-                           uv_strerror(rc));
+        return cst_err_set(err, CST_EINTERNAL, "%s: %.200s cannot be started: %s", rank->name,
+                           argv[0], uv_strerror(rc));
     }
     for (int i = 0; i < 2; i++) {
         rank->streams[i].is_open = true;

@@ -66,23 +66,30 @@ bool cli_run_environment_has_stepped(const struct cli_run_environment *environme
     return fstat(environment->stepped_fd, &st) == 0 && st.st_size > 0;
 }
 
-int cli_run_environment_init(struct cli_run_environment *environment, unsigned n,
-                             const char *socket, struct cst_err *err)
+int cli_run_environment_init(struct cli_run_environment *environment,
+                             const struct cli_run_ranks *ranks, const char *socket,
+                             struct cst_err *err)
 {
+    const unsigned all = ranks->all > 0 ? ranks->all : ranks->n;
+
+    environment->first = ranks->first;
     environment->sets_threads = getenv("OMP_NUM_THREADS") == NULL;
-    set_number("WORLD_SIZE", n);
-    set_number("LOCAL_WORLD_SIZE", n);
+    set_number("WORLD_SIZE", all);
+    set_number("LOCAL_WORLD_SIZE", ranks->n);
     (void)setenv("OMP_WAIT_POLICY", "passive", 0);
     if (socket != NULL) {
         (void)setenv("CISTERN_SOCKET", socket, 1);
     }
-    return set_stepped(environment, err) == CST_OK ? set_master(err) : CST_EINTERNAL;
+    if (set_stepped(environment, err) != CST_OK) {
+        return CST_EINTERNAL;
+    }
+    return all == ranks->n ? set_master(err) : CST_OK; /* Rank 0 may be on another node. */
 }
 
 void cli_run_environment_set(const struct cli_run_environment *environment, unsigned rank,
                              unsigned restarts, unsigned threads)
 {
-    set_number("RANK", rank);
+    set_number("RANK", environment->first + rank);
     set_number("LOCAL_RANK", rank);
     set_number("CISTERN_RESTARTS", restarts);
     if (environment->sets_threads) {

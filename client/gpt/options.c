@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "client/gpt/options.h"
 
+#include "cistern/launch.h"
 #include "client/gpt/gpt2.h"
 #include "client/gpt/layers.h"
 #include "client/gpt/model.h"
@@ -141,80 +142,63 @@ static bool is_given(const struct cst_options_given *given, const char *name)
     return false;
 }
 
-/* An environment variable that sets an option. */
-struct variable {
-    const char *name;
-    struct cst_value value;
-};
-
-static int take_variable(struct gpt_options *o, const struct variable *variable,
-                         struct cst_err *err)
+/* Return the number that the command line has given under the name @name, which is @number. */
+static uint32_t given_number(const struct cst_options_given *given, const char *name,
+                             uint32_t number)
 {
-    const char *text = getenv(variable->name);
-
-    if (text != NULL && cst_value_read(&variable->value, o, text, err) != CST_OK) {
-        return cst_err_prefix(err, "environment variable %s", variable->name);
-    }
-    return CST_OK;
+    return is_given(given, name) ? number : CST_LAUNCH_UNKNOWN;
 }
 
-/* Read the options of the file, and those of the environment. The numbers that `cistern run` and
- * torchrun give to ranks are more special than the file, which all ranks share; the number of
- * threads is a default. */
-static int take_config(struct gpt_options *o, const char *path, struct cst_options_given *given,
+static void take_number(uint32_t *to, uint32_t number)
+{
+    *to = number != CST_LAUNCH_UNKNOWN ? number : *to;
+}
+
+/* Take the numbers of the rank that `cistern run`, torchrun or another launcher has given it. */
+static int take_launch(struct gpt_options *o, const struct gpt_options *typed,
+                       const struct cst_options_given *given, struct cst_err *err)
+{
+    const struct cst_job_nodes *nodes = &typed->job.nodes;
+    struct cst_launch launch = {
+        .rank = given_number(given, "rank", typed->job.rank),
+        .world = given_number(given, "world", typed->job.world),
+        .first_rank = given_number(given, "first-rank", nodes->first_rank),
+        .all_ranks = given_number(given, "all-ranks", nodes->all_ranks),
+    };
+    const int rc = cst_launch_find(&launch, err);
+
+    if (rc == CST_OK) {
+        take_number(&o->job.rank, launch.rank);
+        take_number(&o->job.world, launch.world);
+        take_number(&o->job.nodes.first_rank, launch.first_rank);
+        take_number(&o->job.nodes.all_ranks, launch.all_ranks);
+    }
+    return rc;
+}
+
+/* Fill @o from the environment and from the file of --config. @typed and @given are what the
+ * command line has. The numbers that a launcher gives to ranks are more special than the file,
+ * which all ranks share; the number of threads is a default. */
+static int take_config(struct gpt_options *o, const struct gpt_options *typed,
+                       const struct cst_options_given *given, struct cst_options_given *in_file,
                        struct cst_err *err)
 {
-    static const struct variable threads = {"OMP_NUM_THREADS", CST_U32(AT(threads), 1, 1024)},
-                                 rank = {"LOCAL_RANK",
-                                         CST_U32(AT(job.rank), 0, CST_JOB_MAX_WORLD - 1)},
-                                 world = {"LOCAL_WORLD_SIZE",
-                                          CST_U32(AT(job.world), 1, CST_JOB_MAX_WORLD)};
-    int rc = take_variable(o, &threads, err);
+    static const struct cst_value threads = CST_U32(AT(threads), 1, 1024);
+    const char *path = typed->config, *n_threads = getenv("OMP_NUM_THREADS");
+    int rc = CST_OK;
 
-    if (rc == CST_OK && path != NULL) {
-        rc = cst_options_load(gpt_options_table, o, path, given, &o->texts, err);
+    if (n_threads != NULL && cst_value_read(&threads, o, n_threads, err) != CST_OK) {
+        return cst_err_prefix(err, "environment variable OMP_NUM_THREADS");
+    }
+    if (path != NULL) {
+        rc = cst_options_load(gpt_options_table, o, path, in_file, &o->texts, err);
         rc = rc == CST_ENOTFOUND ? cst_err_set(err, rc,
                                                "--config %.200s: no such file: 'cistern-gpt "
                                                "--print-config' writes one",
                                                path)
                                  : rc;
     }
-    if (rc == CST_OK) {
-        rc = take_variable(o, &rank, err);
-    }
-    return rc == CST_OK ? take_variable(o, &world, err) : rc;
-}
-
-/* Take from the environment which ranks of the job are on this node, unless that was given. */
-static int take_nodes(struct gpt_options *o, const struct cst_options_given *given,
-                      struct cst_err *err)
-{
-    static const struct variable all = {"WORLD_SIZE",
-                                        CST_U32(AT(job.nodes.all_ranks), 1, CST_JOB_MAX_ALL_RANKS)},
-                                 rank = {"RANK", CST_U32(AT(job.nodes.first_rank), 0,
-                                                         CST_JOB_MAX_ALL_RANKS - 1)};
-    int rc;
-
-    if (is_given(given, "world") || is_given(given, "all-ranks") ||
-        getenv("LOCAL_WORLD_SIZE") == NULL) {
-        return CST_OK;
-    }
-    rc = take_variable(o, &all, err);
-    if (rc == CST_OK) {
-        rc = take_variable(o, &rank, err);
-    }
-    if (rc != CST_OK || o->job.nodes.all_ranks <= o->job.world) {
-        o->job.nodes = (struct cst_job_nodes){0};
-        return rc;
-    }
-    if (o->job.nodes.first_rank < o->job.rank) {
-        return cst_err_set(err, CST_EINVAL,
-                           "environment variables: RANK is %u and LOCAL_RANK is %u: the first rank "
-                           "on this node would be negative",
-                           o->job.nodes.first_rank, o->job.rank);
-    }
-    o->job.nodes.first_rank -= o->job.rank;
-    return CST_OK;
+    return rc == CST_OK ? take_launch(o, typed, given, err) : rc;
 }
 
 /* Take the sizes from the configuration in --init. A size that was given must be the same. */
@@ -328,13 +312,10 @@ static int take_options(struct gpt_options *o, int argc, char *argv[], struct cs
     int rc = cst_options_read(gpt_options_table, &typed, argc, argv, &given, err);
 
     if (rc == 0) {
-        rc = take_config(o, typed.config, &in_file, err);
+        rc = take_config(o, &typed, &given, &in_file, err);
     }
     if (rc == 0) {
         rc = cst_options_read(gpt_options_table, o, argc, argv, &given, err);
-    }
-    if (rc == 0) {
-        rc = take_nodes(o, &given, err);
     }
     if (rc == 0 && given.first < argc) {
         rc = cst_err_set(err, CST_EINVAL, "unexpected argument '%s' (see --help)",

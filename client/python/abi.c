@@ -74,12 +74,14 @@
     F(s, name) F(s, from) F(s, to) F(s, slot_bytes) F(s, n_slots) F(s, on_device)
 #define FIELDS_cst_unit(F, A, N, s) \
     F(s, kind) F(s, stage) F(s, micro_batch)
+#define FIELDS_cst_launch(F, A, N, s) \
+    F(s, rank) F(s, world) F(s, first_rank) F(s, all_ranks)
 /* A struct comes after those that it contains. */
 #define STRUCTS(X) \
     X(cst_err) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
-    X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit)
+    X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit) X(cst_launch)
 /* clang-format on */
 
 /* The ctypes name of the type of an expression. A type without a name here does not compile. */
@@ -397,6 +399,7 @@ static void print_enums(void)
     X(int, cst_client_fd, const struct cst_client *)                                               \
     X(bool, cst_client_is_pending, const struct cst_client *)                                      \
     X(int, cst_ping, struct cst_client *, uint64_t *, struct cst_err *)                            \
+    X(int, cst_launch_find, struct cst_launch *, struct cst_err *)                                 \
     X(int, cst_job_open, struct cst_job **, struct cst_client *, const struct cst_job_spec *,      \
       struct cst_err *)                                                                            \
     X(int, cst_job_leave, struct cst_job *, struct cst_err *)                                      \
@@ -555,6 +558,7 @@ int main(void)
     printf("DEVICE_UPDATE_LENT = %llu\n", (unsigned long long)CST_DEVICE_UPDATE_LENT);
     printf("GROUP_ALL = %d\n", CST_GROUP_ALL);
     printf("ALL_RANKS = %u\n", CST_ALL_RANKS);
+    printf("LAUNCH_UNKNOWN = %u\n", CST_LAUNCH_UNKNOWN);
     print_enums();
     print_structs();
     print_job_options();

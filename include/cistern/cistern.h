@@ -12,6 +12,7 @@
  * This header includes one header for each subject:
  *   - cistern/client.h: the connection to the daemon.
  *   - cistern/job.h: the options of a job and of its ranks, and how a rank opens and leaves it.
+ *   - cistern/launch.h: the numbers that a launcher has given to a rank.
  *   - cistern/model.h: tensors, operators, their commit, and the plan of the job.
  *   - cistern/step.h: the operators of a step, its commit, and the parameters of updates.
  *   - cistern/unit.h: models that are cut into stages.
@@ -83,6 +84,7 @@
 #include "cistern/dtype.h"
 #include "cistern/edge.h"
 #include "cistern/job.h"
+#include "cistern/launch.h"
 #include "cistern/model.h"
 #include "cistern/optimizer.h"
 #include "cistern/pattern.h"

@@ -40,8 +40,8 @@ if [ -x ./cistern-gpt ]; then
         help_of ./cisternd
         help_of ./cistern
         help_of ./cistern-gpt
-        # systemd-sysusers, systemctl, pkg-config, cistern-engine-cuda, torchrun
-        printf '%s\n' --create --now --cflags --libs --probe --user --nnodes --node-rank --master-addr --nproc-per-node
+        # systemd-sysusers, systemctl, pkg-config, cistern-engine-cuda, torchrun, srun, mpirun
+        printf '%s\n' --create --now --cflags --libs --probe --user --nnodes --node-rank --master-addr --nproc-per-node --distribution --map-by
     } | grep -oE -- '--[a-z][a-z-]+' | sort -u >"$tmp/options"
     unknown=$(sed 's/\\-/-/g' "$srcdir"/daemon/*.[578] "$srcdir"/client/*.[37] "$srcdir"/client/cli/*.1 "$srcdir"/client/gpt/*.[15] |
         grep -oE -- '--[a-z][a-z-]+' | sort -u | comm -23 - "$tmp/options" | tr '\n' ' ')

@@ -8,6 +8,7 @@ declare -rA torch_files=(
     [models]="aliases architectures arguments backward_passes between_units changes compile config containers differences disk exceptions
         fsdp_models gradients hf_states interruptions messages models modules muon nested optimizer optimizer_states origin peft planner
         ranks schedules store unused ways_out"
+    [nodes]="several_nodes"
     [pipelines]="parallel_passes parallel_proxy parallel_refusals parallel_schedules parallel_stages parallel_store parallel_threads parallelize"
     [processes]="blocks closing dispatch dispatch_batches dispatch_faults ending example hf matrix"
     [tensors]="packed_parts parallel_kinds parallel_linear parallel_memory parallel_models parallel_sequences parallel_tensor parallel_turns
@@ -47,7 +48,8 @@ check_torch_files() {
         fail "the scripts of tests/e2e/torch.sh (<) are not the torch_scripts of Makefile.am (>): $differ"
 }
 
-# Run the test files of the script $1, or, if there are more arguments, these: modules, classes and tests, as unittest takes them.
+# Run the test files of the script $1, or, if there are more arguments, these: modules, classes and tests, as unittest takes them. They
+# have a private daemon, unless CISTERN_TEST_NODES names the sockets of several.
 run_torch_tests() {
     local modules
     torch_or_skip
@@ -58,7 +60,7 @@ run_torch_tests() {
     export PYTHONPATH
     PYTHONPATH=$PWD/client/python/package:$(realpath "$srcdir/tests/python/torch")
     export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error
-    start_daemon torch
+    [ -n "${CISTERN_TEST_NODES-}" ] || start_daemon torch
     timeout -k 5 $((wait_s * 60)) "$CISTERN_PYTHON" -m unittest -v "${modules[@]}" 2>&1 || fail "tests of cistern.torch"
-    stop_daemon torch
+    [ -n "${CISTERN_TEST_NODES-}" ] || stop_daemon torch
 }

@@ -329,15 +329,25 @@ START_TEST(test_order)
     ck_assert_uint_eq(options.job.nodes.all_ranks, 900);
     gpt_options_release(&options);
     ck_assert_int_eq(setenv("WORLD_SIZE", "300", 1), 0);
+    ck_assert_int_eq(setenv("RANK", "2", 1), 0);
     options = test_options(line);
     ck_assert_uint_eq(options.job.nodes.all_ranks, 0);
     gpt_options_release(&options);
     ck_assert_int_eq(setenv("WORLD_SIZE", "900", 1), 0);
+    ck_assert_int_eq(setenv("RANK", "302", 1), 0);
     (void)snprintf(line, sizeof line, "--config %s --world 64 --rank 63", path);
     options = test_options(line);
     ck_assert_uint_eq(options.job.rank, 63);
     ck_assert_uint_eq(options.job.world, 64);
     ck_assert_uint_eq(options.job.nodes.all_ranks, 0);
+    gpt_options_release(&options);
+    /* Numbers that are those of the environment, and the number of copies, change no other one. */
+    (void)snprintf(line, sizeof line, "--config %s --rank 2 --copies 2", path);
+    options = test_options(line);
+    ck_assert_uint_eq(options.job.world, 300);
+    ck_assert_uint_eq(options.job.nodes.first_rank, 300);
+    ck_assert_uint_eq(options.job.nodes.all_ranks, 900);
+    ck_assert_uint_eq(options.job.nodes.copies, 2);
     gpt_options_release(&options);
 }
 END_TEST

@@ -22,6 +22,8 @@ class Calls:
     name: str
     rank: int
     world: int
+    all_ranks: int
+    global_rank: int
     client: Client
     lib: ctypes.CDLL
     _handle: int | None
@@ -52,6 +54,13 @@ class Calls:
 
     def _waiting(self, call: str, seconds: float) -> Waiting | None:
         """Return what says for which ranks a call waits. None: there is no other rank."""
-        if self.world == 1:
+        if self.all_ranks == 1:
             return None
-        return Waiting(self.client.socket, self.name, self.rank, call, seconds)
+        return Waiting(
+            self.client.socket,
+            self.name,
+            self.global_rank,
+            call,
+            seconds,
+            has_nodes=self.all_ranks > self.world,
+        )

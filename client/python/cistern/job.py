@@ -93,6 +93,9 @@ class Job(Edges, States, Units):
         self.rank: int = spec.rank
         self.world: int = spec.world  #: Number of ranks on this node.
         self.all_ranks: int = spec.all_ranks or spec.world  #: Number of ranks on all nodes.
+        self.global_rank: int = (
+            spec.first_rank + spec.rank
+        )  #: Number of this rank among all of these.
         Edges.__init__(self)
         self._declarations = Declared()
         self._left = self.committed = False  # ``leave`` and ``commit`` have ended in this process.

@@ -31,9 +31,10 @@ class Waiting:
     rank: int
     call: str
     seconds: float
+    has_nodes: bool = False  #: The job has ranks on other nodes, whose daemons know of them.
 
     def tell(self, waited: float) -> None:
-        """Say for which ranks the call has waited so long; nothing if it waits for the daemon.
+        """Say for which ranks the call has waited so long; nothing if it waits for the only daemon.
 
         The client of the call cannot ask, because the call is pending: this uses one of its own.
         """
@@ -46,3 +47,10 @@ class Waiting:
             return
         if ranks:
             _log.warning("%s for %s", words, ranks)
+        elif self.has_nodes:
+            _log.warning(
+                "%s, and for no rank on this node: 'cistern job %s' on the other nodes shows theirs, and"
+                " 'cistern node list' the links to them",
+                words,
+                self.job,
+            )

@@ -16,7 +16,8 @@ import torch.distributed as dist
 from processes import CONTEXT, PATIENCE_S
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of 127.0.0.1 that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -40,7 +41,7 @@ def _rank(
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Return by rank what ``function(*args)`` returns in ``world`` processes. AssertionError: one raises."""
-    port = _free_port()
+    port = free_port()
     ranks = []
     for rank in range(world):
         ours, theirs = CONTEXT.Pipe(duplex=False)

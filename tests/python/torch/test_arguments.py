@@ -153,6 +153,14 @@ ATTACH: dict[str, list[Wrong]] = {
         (-1, ValueError, "chunk_elems is -1: an integer from 0 to"),
         (2**40, ct.CstError, "chunk_elems 1099511627776 is not a number from 1 to"),
     ],
+    "copies": [
+        ("2", TypeError, "copies is '2', of"),
+        (-1, ValueError, "copies is -1: an integer from 0 to 4294967295"),
+    ],
+    "block_ranks": [
+        ("1", TypeError, "block_ranks is '1', of"),
+        (-1, ValueError, "block_ranks is -1: an integer from 0 to 4294967295"),
+    ],
     "timeout_ms": [
         (1.5, TypeError, "timeout_ms is 1.5, of"),
         (-1, ValueError, "timeout_ms is -1: an integer from 0 to 4294967295"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``attach`` is given, by its caller, by a file of options or by torchrun."""
+"""What ``attach`` is given, by its caller, by a file of options or by a launcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from cistern import checks
+from cistern import checks, launch
 from cistern._abi import MAX_CONFIG_BYTES, MAX_MICRO_BATCHES, Masters, Moments, Overlap, Unused
 from cistern.calls import Path
 from cistern.job_file import JobFile
@@ -147,32 +147,28 @@ def job_name(given: str | None, options: JobFile) -> str:
     return checks.instance("job", name, str, "a name such as 'run7'")
 
 
-def ranks(rank: int | None, world: int | None, options: JobFile) -> tuple[int, int]:
-    """Return the rank and the number of ranks, of those on this node.
+def ranks(rank: int | None, world: int | None, options: JobFile) -> dict[str, int]:
+    """Return the number of this rank and of the ranks, on this node and in the job, as ``Job`` takes them.
 
-    ValueError: there is no such rank. TypeError: it is no integer.
+    ValueError: there is no such rank, or the variables of the launcher are wrong. TypeError: a number is
+    no integer.
     """
-    local = os.environ.get("LOCAL_WORLD_SIZE")
-    own = os.environ.get("LOCAL_RANK")
-    r = first(rank, options.integer("rank") if own is None else int(own), 0)
-    n = first(world, options.integer("world") if local is None else int(local), 1)
-    r, n = checks.integer("rank", r), checks.integer("world", n, 1)
+    for name, given, least in (("rank", rank, 0), ("world", world, 1)):
+        if given is not None:
+            checks.integer(name, given, least)
+    found = launch.find(launch.Launch(rank, world))
+    r = checks.integer("rank", first(found.rank, options.integer("rank"), 0))
+    n = checks.integer("world", first(found.world, options.integer("world"), 1), 1)
     if r >= n:
         raise ValueError(
             f"cistern: rank is {r}, but the ranks of a job with world={n} are 0 to {n - 1}"
         )
-    return r, n
-
-
-def nodes(rank: int, world: int, is_given: bool) -> dict[str, int]:
-    """Return which ranks of the whole job are on this node, where torchrun has started ranks on several.
-
-    ``is_given``: the caller has named the rank or the number of ranks. Then all ranks are on this node.
-    """
-    every = int(os.environ.get("WORLD_SIZE", world))
-    if is_given or "LOCAL_WORLD_SIZE" not in os.environ or every <= world:
-        return {}
-    return {"first_rank": int(os.environ.get("RANK", rank)) - rank, "all_ranks": every}
+    return {
+        "rank": r,
+        "world": n,
+        "first_rank": first(found.first_rank, options.integer("first_rank"), 0),
+        "all_ranks": first(found.all_ranks, options.integer("all_ranks"), 0),
+    }
 
 
 def model_config(model: nn.Module) -> str | None:

@@ -59,6 +59,8 @@ def attach(
     resume: Path | None = None,
     reshape: bool | None = None,
     chunk_elems: int | None = None,
+    copies: int | None = None,
+    block_ranks: int | None = None,
     timeout_ms: int = 0,
     ttl_s: int = 0,
 ) -> Store:
@@ -80,7 +82,8 @@ def attach(
     - ``config``: a file with options, see cistern-job.json(5): its sections ``job``, ``parallel``,
       ``memory`` and ``optimizer``, and ``resume`` of ``checkpoints``. Arguments override it. The other
       options in it are the program's own business.
-    - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
+    - ``rank``, ``world``: among the ranks on this machine; by default what torchrun, srun or mpirun say,
+      or else 0 and 1. A job can have ranks on several machines: the launcher says which ones.
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
@@ -128,6 +131,9 @@ def attach(
     - ``reshape``: if the job exists and no process uses it, open it in place with the number of ranks,
       the pool and other options that this call gives. Its states stay in the daemon, and its
       parameters have the types that they had.
+    - ``copies``, ``block_ranks``: of a job on several machines, how many of them have the states of each
+      chunk, by default 1; and how many ranks add their gradients first, by default all of a machine, so
+      that 1 gives the same bits however many ranks a machine has.
     - The others are options of ``cistern.Job``.
 
     Parameters that are bf16 or fp32 keep their type. Those of other types become bf16, with a
@@ -147,8 +153,8 @@ def attach(
     if part is not None:
         model, device = part.model, device or part.device
     arguments.refuse(options, part)
-    is_given = rank is not None or world is not None
-    rank, world = arguments.ranks(rank, world, options)
+    numbers = arguments.ranks(rank, world, options)
+    rank, world = numbers["rank"], numbers["world"]
     name = arguments.job_name(job, options)
     try:
         if isinstance(model, list | tuple):
@@ -178,9 +184,9 @@ def attach(
     opened = open_job(
         name,
         socket=first(socket, options.text("socket"), None),
-        rank=rank,
-        world=world,
-        **arguments.nodes(rank, world, is_given),
+        **numbers,
+        copies=first(copies, options.integer("copies"), 0),
+        block_ranks=first(block_ranks, options.integer("block_ranks"), 0),
         device=name_of(first(device, options.text("device"), None)),
         pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
         disk=arguments.directories(first(disk, options.text("disk"), None)),

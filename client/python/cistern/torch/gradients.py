@@ -92,7 +92,7 @@ def read(store: Store, parameter: nn.Parameter, held: torch.Tensor | None) -> to
     if held is not None and not store.has_handed_in():
         return held
     device = store.device.torch_device
-    if store.job.world > 1:
+    if store.job.all_ranks > 1:
         words = _OTHER_RANKS + (_SCALED if store.parts.is_pipeline else "")
         return _unreadable(tensor, device, words.format(tensor.name))
     try:

@@ -172,7 +172,7 @@ class Callback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Save the states of the job beside what Trainer has saved."""
-        if args.save_only_model or self._store.job.rank != 0:
+        if args.save_only_model or self._store.job.global_rank != 0:
             return
         folder = os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
         hf_states.save(self._store, folder)

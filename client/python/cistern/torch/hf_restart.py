@@ -38,7 +38,7 @@ class Restart(TrainerCallback):
     def folder(self, step: int) -> str:
         """Return where the random numbers after ``step`` steps are."""
         job = self._store.job
-        folder = f"cistern-{job.name}-rank{job.rank}"
+        folder = f"cistern-{job.name}-rank{job.global_rank}"
         return os.path.join(self._trainer.args.output_dir, folder, f"step-{step}")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -370,7 +370,7 @@ class Store(States):
         """Return whether this rank has gradients in each step. Others may have none for it, but not parts of one loss."""
         if self.edges:
             return False
-        return self.job.world == 1 or (self.part is not None and any(self.trained_tensors()))
+        return self.job.all_ranks == 1 or (self.part is not None and any(self.trained_tensors()))
 
     @property
     def is_given_up(self) -> bool:

@@ -16,7 +16,7 @@ def summary(job: Job, plan: Plan) -> str:
     except (CstError, ValueError):  # A call is pending, or the job is closed.
         return f"store of job '{job.name}'"
     return (
-        f"store of job '{job.name}', rank {job.rank} of {job.world}: step {stat.step},"
+        f"store of job '{job.name}', rank {job.global_rank} of {job.all_ranks}: step {stat.step},"
         f" the last one {stat.step_seconds:.3g} s\n"
         f"  {plan.n_params:,} parameters in {plan.n_chunks} chunks, with {in_words(plan.arena_bytes)}"
         " of states on this machine\n"
