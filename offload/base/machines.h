@@ -104,8 +104,8 @@ enum cst_message_kind {
     /* attempt, step, idle, failed, why. A member that is not READY tells all: the attempt is over.
      * failed: the job is. */
     CST_MESSAGE_ABORT,
-    /* attempt, step, unused, n_unused, discarded, n_discarded. A member of a job that skips tensors
-     * without a gradient tells all: all ranks here have asked for the step. */
+    /* attempt, step, unused, n_unused. A member of a job that skips tensors without a gradient
+     * tells all: all ranks here have asked for the step. */
     CST_MESSAGE_UNUSED,
     CST_MESSAGE_KINDS,
 };
@@ -124,11 +124,11 @@ struct cst_machine_message {
     const double *losses; /* Of its ranks. */
     uint32_t n_losses;
     struct cst_decision decision;
-    /* A bit for each tensor, 0 in the bytes that are left out: no rank there has a gradient of it;
-     * a rank there has discarded its gradient. */
-    const uint8_t *unused, *discarded;
-    uint32_t n_unused, n_discarded; /* Bytes. */
-    bool idle; /* A rank has left, and no rank of that machine had begun the step. */
+    /* A bit for each tensor, 0 in the bytes that are left out: no rank there has a gradient of it,
+     * or all that have one discard it. */
+    const uint8_t *unused;
+    uint32_t n_unused; /* Bytes. */
+    bool idle;         /* A rank has left, and no rank of that machine had begun the step. */
     bool failed;
     struct cst_err why;
 };

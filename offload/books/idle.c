@@ -186,28 +186,15 @@ static void set_bit(uint8_t *bits, uint32_t tensor, bool on)
     bits[tensor / 8] = (uint8_t)(bits[tensor / 8] | (unsigned)on << tensor % 8);
 }
 
-static bool is_discarded(const struct cst_core *core, uint32_t c, uint32_t tensor)
-{
-    CST_SET_EACH (rank, core->chunks[c].ranks) {
-        if (bit_of(&core->idle, core->idle.discarded, rank, tensor)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 /* Find out what the ranks here say together. */
 static void sum_up(struct cst_core *core)
 {
     struct cst_idle_union *all = &core->idle.all;
     struct walk walk;
 
-    memset(all->own_idle, 0, all->n_bytes);
-    memset(all->own_discarded, 0, all->n_bytes);
+    memset(all->own, 0, all->n_bytes);
     for (bool any = begin(&walk, core); any; any = next(&walk)) {
-        set_bit(all->own_idle, walk.tensor,
-                find_contributor(core, walk.chunk, walk.tensor) == CST_NONE);
-        set_bit(all->own_discarded, walk.tensor, is_discarded(core, walk.chunk, walk.tensor));
+        set_bit(all->own, walk.tensor, find_contributor(core, walk.chunk, walk.tensor) == CST_NONE);
     }
 }
 
@@ -219,25 +206,49 @@ static bool all_told(const struct cst_core *core)
     return cst_idle_union_has(&core->idle.all, core->membership.members, &now);
 }
 
-/* Take @what, an UNUSED of machine @m. If it is the last one and they contradict each other, the
- * attempt ends, on all machines for this reason. */
+/* The first rank of the group of chunk @c that discards its gradient of @tensor; CST_NONE: none
+ * does.
+ */
+static uint32_t find_discarding(const struct cst_core *core, uint32_t c, uint32_t tensor)
+{
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
+        if (bit_of(&core->idle, core->idle.discarded, rank, tensor)) {
+            return rank;
+        }
+    }
+    return CST_NONE;
+}
+
+/* CST_EMISMATCH: a rank here discards a gradient, and one on another machine does not. All machines
+ * have told about the step. */
+static int compare(const struct cst_core *core, struct cst_err *err)
+{
+    struct walk walk;
+
+    for (bool any = begin(&walk, core); any; any = next(&walk)) {
+        uint32_t rank = find_discarding(core, walk.chunk, walk.tensor);
+
+        if (rank != CST_NONE && !bit_of(&core->idle, core->idle.all.idle, 0, walk.tensor)) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "step %" PRIu64 ": rank %" PRIu32
+                               " discards its gradient of tensor '%s', and a rank on another "
+                               "machine does not: all ranks that have one discard it",
+                               core->step, rank, core->model->tensors[walk.tensor].name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Take @what, an UNUSED of machine @m. If it was the last one that was missing, and contradicts the
+ * ranks here, the attempt ends. */
 static void take(struct cst_core *core, uint32_t m, const struct cst_machine_message *what)
 {
     struct cst_err why;
-    uint32_t tensor;
 
     if (cst_idle_union_take(&core->idle.all, m, what, &why) != CST_OK) {
         cst_fact_job_failed(&core->facts, &why);
-        return;
-    }
-    tensor = cst_idle_union_find_mixed(&core->idle.all);
-    if (tensor != CST_NONE && core->attempt.phase == CST_PHASE_RUNNING && all_told(core)) {
-        (void)cst_err_set(
-            &why, CST_EMISMATCH,
-            "step %" PRIu64
-            ": a rank of one machine discards its gradient of tensor '%s', and a rank "
-            "of another machine does not: all ranks that have one discard it",
-            core->step, core->model->tensors[tensor].name);
+    } else if (core->attempt.phase == CST_PHASE_RUNNING && all_told(core) &&
+               compare(core, &why) != CST_OK) {
         cst_fact_attempt_lost(&core->facts, &why);
     }
 }
@@ -277,8 +288,9 @@ void cst_idle_told(struct cst_core *core, const struct cst_event *event)
 
 bool cst_idle_is_known(const struct cst_core *core)
 {
-    return !core->idle.on ||
-           (all_told(core) && cst_idle_union_find_mixed(&core->idle.all) == CST_NONE);
+    struct cst_err why;
+
+    return !core->idle.on || (all_told(core) && compare(core, &why) == CST_OK);
 }
 
 /* -- counts ------------------------------------------------------------------------------------ */

@@ -46,8 +46,8 @@ void cst_idle_tell(struct cst_core *core);
 /* Handle UNUSED. */
 void cst_idle_told(struct cst_core *core, const struct cst_event *event);
 
-/* True if it is known what the ranks of all machines say in the step that closes, and they do not
- * contradict each other. */
+/* True if it is known what the ranks of all machines say in the step that closes, and that does not
+ * contradict what the ranks here say. */
 bool cst_idle_is_known(const struct cst_core *core);
 
 /* Decide which tensors and chunks are idle in the step with the mark @mark, and write the counts up

@@ -12,10 +12,9 @@ struct cst_idle_union {
     size_t n_bytes;       /* Bytes of a bit for each tensor. */
     struct cst_when when; /* The latest one about which a machine has told something. */
     uint64_t told;        /* Bit m: machine m has told what its ranks have said. */
-    /* A bit for each tensor: no rank of a machine in `told` has a gradient; a rank of one of them
-     * has discarded its gradient. Owned. */
-    uint8_t *idle, *discarded;
-    uint8_t *own_idle, *own_discarded; /* The bits of this machine, to be told; owned. */
+    /* A bit for each tensor: no rank of a machine in `told` has a gradient; no rank here has one,
+     * to be told. Owned. */
+    uint8_t *idle, *own;
 };
 
 /* Fill *out for @n_tensors tensors. CST_ENOMEM: the caller calls cst_idle_union_close nevertheless.
@@ -29,16 +28,12 @@ void cst_idle_union_close(struct cst_idle_union *all);
 int cst_idle_union_take(struct cst_idle_union *all, uint32_t machine,
                         const struct cst_machine_message *what, struct cst_err *err);
 
-/* Fill in @out, an UNUSED, with the bits of this machine, which all borrows. Bytes at the end that
+/* Fill in @out, an UNUSED, with the bits of this machine, which @all owns. Bytes at the end that
  * are 0 are left out, so that nothing is told of a step that uses all tensors. */
 void cst_idle_union_fill(const struct cst_idle_union *all, struct cst_machine_message *out);
 
 /* True if all of @machines have told what their ranks say about @when. */
 bool cst_idle_union_has(const struct cst_idle_union *all, uint64_t machines,
                         const struct cst_when *when);
-
-/* The first tensor whose gradient is discarded by a rank, and not by another one that has a
- * gradient; CST_NONE: there is none. */
-uint32_t cst_idle_union_find_mixed(const struct cst_idle_union *all);
 
 #endif

@@ -15,14 +15,11 @@ static void copy_bits(struct machines *sim, struct mmessage *message)
 {
     struct cst_machine_message *m = &message->m;
 
-    if (m->n_unused > sizeof message->bits[0] || m->n_discarded > sizeof message->bits[1]) {
-        machines_fail(sim, "%u and %u bytes of bits for %u tensors", m->n_unused, m->n_discarded,
-                      sim->n_chunks);
+    if (m->n_unused > sizeof message->bits) {
+        machines_fail(sim, "%u bytes of bits for %u tensors", m->n_unused, sim->n_chunks);
     }
-    memcpy(message->bits[0], m->unused, m->n_unused);
-    memcpy(message->bits[1], m->discarded, m->n_discarded);
-    m->unused = message->bits[0];
-    m->discarded = message->bits[1];
+    memcpy(message->bits, m->unused, m->n_unused);
+    m->unused = message->bits;
     sim->totals->unused += m->kind == CST_MESSAGE_UNUSED;
 }
 

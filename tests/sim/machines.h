@@ -124,7 +124,7 @@ struct mmessage {
     uint64_t order; /* the number of messages that were sent before */
     struct cst_machine_message m;
     double numbers[3 * MACHINES_RANKS];
-    uint8_t bits[2][(MACHINES_CHUNKS + 7) / 8];
+    uint8_t bits[(MACHINES_CHUNKS + 7) / 8];
 };
 
 struct machines {

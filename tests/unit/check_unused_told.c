@@ -34,15 +34,17 @@ static const struct cst_machine_message *find_unused(void)
     return found;
 }
 
-/* Ask for step 0 of attempt @attempt, in which the tensors with the bits @without have no gradient.
- */
-static void ask_without(uint64_t attempt, uint8_t without)
+/* Ask for step 0 of attempt @attempt, in which the tensors with the bits @without have no gradient,
+ * and those of the tensors with the bits @discarded are discarded. */
+static void ask_without(uint64_t attempt, uint8_t without, uint8_t discarded)
 {
     machines_rig_feed((struct cst_event){.kind = CST_EV_STEP,
                                          .tag = ++rig.tag,
                                          .attempt = attempt,
                                          .without = &without,
                                          .n_without = 1,
+                                         .discarded = &discarded,
+                                         .n_discarded = 1,
                                          .hyper = {.lr = 0.1, .grad_scale = 1}});
 }
 
@@ -75,10 +77,9 @@ START_TEST(unused_is_told)
 
     rig.how.states.skips_unused = true;
     machines_rig_begin();
-    ask_without(1, 0x7);
+    ask_without(1, 0x7, 0);
     ck_assert_uint_eq(find_unused()->n_unused, 1);
     ck_assert_uint_eq(find_unused()->unused[0], 0x7);
-    ck_assert_uint_eq(find_unused()->n_discarded, 0);
     hear_sums(1);
     machines_rig_hear((struct cst_machine_message){
         .kind = CST_MESSAGE_UNUSED, .attempt = 1, .unused = &theirs, .n_unused = 1});
@@ -97,22 +98,24 @@ START_TEST(unused_is_told)
 }
 END_TEST
 
-/* A gradient that a rank there discards and a rank here does not ends the attempt; more bits than
- * there are tensors fail the job; a job that skips nothing does not look at them. */
+/* A gradient that a rank here discards and a rank there has ends the attempt; more bits than there
+ * are tensors fail the job; a job that skips nothing does not look at them. */
 START_TEST(unused_is_wrong)
 {
-    static const uint8_t bits[2] = {0x8, 0};
-    struct cst_machine_message message = {
-        .kind = CST_MESSAGE_UNUSED, .attempt = 1, .discarded = bits, .n_discarded = 1 + (_i == 1)};
+    static const uint8_t bits[2] = {0x7, 0}, discarded = 0x8;
+    const struct cst_machine_message message = {
+        .kind = CST_MESSAGE_UNUSED, .attempt = 1, .unused = bits, .n_unused = 1 + (_i == 1)};
 
     rig.how.states.skips_unused = _i < 2;
     machines_rig_begin();
-    ask_without(1, 0x7);
+    ask_without(1, 0x7, discarded);
     machines_rig_hear(message);
     if (_i == 0) {
         ck_assert_int_eq(rig.told[0].kind, CST_MESSAGE_ABORT);
         ck_assert_int_eq(rig.told[0].why.status, CST_EMISMATCH);
-        ck_assert_msg(strstr(rig.told[0].why.text, "'t3'") != NULL, "%s", rig.told[0].why.text);
+        ck_assert_msg(strstr(rig.told[0].why.text, "rank 0 discards its gradient of tensor 't3'") !=
+                          NULL,
+                      "%s", rig.told[0].why.text);
         ck_assert_int_eq(rig.replies[0].status, CST_EMISMATCH);
         ck_assert_int_eq(machines_rig_stats().phase, CST_PHASE_INTERRUPTED);
         hear_sums(1);
@@ -141,7 +144,7 @@ START_TEST(epochs_of_attempts)
         (struct cst_machine_message){.kind = CST_MESSAGE_RECORD, .attempt = 1, .rank_blocks = 1});
     (void)machines_rig_ask(CST_EV_SYNC, 0, 0);
     machines_rig_hear((struct cst_machine_message){.kind = CST_MESSAGE_START, .attempt = 2});
-    ask_without(2, 0);
+    ask_without(2, 0, 0);
     ck_assert_uint_eq(rig.n_tickets, 0); /* No sum of chunk 1. */
     hear_sums(2);
     machines_rig_hear(unused);
