@@ -231,12 +231,6 @@ static int check_machines(const struct cst_core *core, const struct cst_core_con
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "a job on several machines cannot be durable: leave durable out");
     }
-    if (core->layout->states.masters == CST_MASTERS_SPLIT && m->copies < m->n) {
-        return cst_err_set(err, CST_EUNSUPPORTED,
-                           "split masters on several machines need their states on all of them, so "
-                           "that each can round the weights that are written to it: set masters to "
-                           "fp32");
-    }
     return CST_OK;
 }
 

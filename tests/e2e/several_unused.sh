@@ -71,7 +71,7 @@ for node in a b c d; do
 done
 acquaint a b c d
 
-for options in "" "copies=2 moments=mx8" "optimizer=lion kinds=bf16"; do
+for options in "" "copies=2 moments=mx8" "optimizer=lion kinds=bf16 masters=split"; do
     read -r -a given <<<"$options"
     nodes=(a)
     begin_mixed one $steps "${given[@]}"

@@ -61,6 +61,7 @@ static void lay_out(struct machines *sim, uint32_t m)
         .world = n_here * sim->block_ranks,
         .grad_bytes = sim->grad_fp32 ? 4 : 2,
         .states.skips_unused = sim->skips,
+        .states.masters = sim->split ? CST_MASTERS_SPLIT : CST_MASTERS_FP32,
         .machines = {.n = sim->n, .self = m, .copies = sim->copies},
         .partials = {.n_here = sums ? n_here : 1, .n_come = sim->n_blocks - n_here}};
     struct cst_err err;
@@ -230,6 +231,7 @@ void job_draw(struct machines *sim)
     sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
     sim->p_skip = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 4000);
     draw_unused(sim);
+    sim->split = machines_below(sim, 3) == 0;
     sim->quiet = machines_below(sim, 4);
     sim->slow = machines_below(sim, 3) == 0 ? 40 : 1;
     for (uint32_t m = 0; m < sim->n; m++) {

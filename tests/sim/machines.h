@@ -137,6 +137,7 @@ struct machines {
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
     uint32_t slow;   /* by how much copies from other machines are slower than other commands */
     unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
+    bool split;      /* Master weights are split. */
     bool skips;      /* Tensors without a gradient are skipped. */
     /* If so, chances per 10000: that one rank of the job alone has a gradient of a chunk, that all
      * ranks discard it, that a rank hands in zeros and has none. */

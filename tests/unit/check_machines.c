@@ -16,7 +16,6 @@ START_TEST(refused)
 {
     static const char *const words[] = {
         "durable",
-        "split masters",
         "overlap",
         "grad_over_weight",
         "rank blocks of",
@@ -31,25 +30,22 @@ START_TEST(refused)
         rig.how.states.durable = true;
         break;
     case 1:
-        rig.how.states.masters = CST_MASTERS_SPLIT;
-        break;
-    case 2:
         rig.how.states.two_weights = true;
         rig.config.policy.overlap = CST_OVERLAP_EARLY;
         break;
-    case 3:
+    case 2:
         rig.how.states.grad_over_weight = true;
         break;
-    case 4:
+    case 3:
         rig.how.world = rig.config.world = rig.config.block_ranks = 2;
         break;
-    case 5:
+    case 4:
         rig.machines.n = rig.how.machines.n = 65;
         break;
-    case 6:
+    case 5:
         rig.how.machines.self = 0;
         break;
-    case 7:
+    case 6:
         rig.how.partials.n_come = 2;
         break;
     default:
@@ -333,12 +329,38 @@ START_TEST(sum_waits)
 }
 END_TEST
 
+/* Weights of split masters are rounded as on the machine with the states, whatever is written. */
+START_TEST(split_masters)
+{
+    rig.how.states.masters = _i < 2 ? CST_MASTERS_SPLIT : CST_MASTERS_FP32;
+    ck_assert_msg(machines_rig_try_open() == CST_OK, "%s", rig.err.text);
+    for (uint32_t t = 0; t < 2; t++) {
+        const struct cst_command *command = &rig.commands[0];
+
+        machines_rig_feed((struct cst_event){.kind = CST_EV_WRITE,
+                                             .tag = ++rig.tag,
+                                             .tensor = t,
+                                             .row = CST_ROW_MASTER,
+                                             .bf16 = _i % 2 == 1,
+                                             .n_elems = MACHINES_RIG_ELEMS});
+        ck_assert_uint_eq(rig.n_commands, 1);
+        ck_assert_int_eq(command->kind, t == 1    ? CST_COMMAND_SET_MASTER
+                                        : _i == 3 ? CST_COMMAND_COPY
+                                                  : CST_COMMAND_ROUND);
+        ck_assert_uint_eq(command->n_dst > 1, t == 1);
+        ck_assert_int_eq(command->split, _i < 2);
+        ck_assert_int_eq(command->from_bf16, _i % 2 == 1 && command->kind != CST_COMMAND_COPY);
+    }
+    machines_rig_complete();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("machines");
     TCase *tcase = suite_case(suite, "machines", machines_rig_setup, machines_rig_teardown);
 
-    tcase_add_loop_test(tcase, refused, 0, 9);
+    tcase_add_loop_test(tcase, refused, 0, 8);
     tcase_add_test(tcase, rows);
     tcase_add_loop_test(tcase, ready_is_bound, 0, 2);
     tcase_add_test(tcase, abort_overtakes_commit);
@@ -348,5 +370,6 @@ int main(void)
     tcase_add_loop_test(tcase, decision_of_another, 0, 2);
     tcase_add_test(tcase, wrong_messages);
     tcase_add_test(tcase, sum_waits);
+    tcase_add_loop_test(tcase, split_masters, 0, 4);
     return suite_run(suite);
 }
