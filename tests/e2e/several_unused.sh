@@ -123,3 +123,33 @@ for rank in 0 1 2 3; do
         fail "rank $rank said: $(cat "$tmp/lone.$rank.log")"
 done
 on a rm lone >"$tmp/removed.log" || fail "rm lone"
+
+# PyTorch skips by default what has no gradient. Each of the 4 ranks uses layers of its own.
+if [ -z "${CISTERN_PYTHON-}" ] || ! [ -e .libs/libcistern.so.0 ] || grep -q '^CST_SAN_CFLAGS = .' Makefile; then
+    printf 'without PyTorch: CISTERN_PYTHON names no interpreter that has it, or it cannot be tested in this build\n'
+    exit 0
+fi
+export CISTERN_LIBRARY=$PWD/.libs/libcistern.so.0 PYTHONPATH=$PWD/client/python/package PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=1
+
+# Begin job $1 of PyTorch with 4 ranks, as many on each of the nodes "${nodes[@]}", in the background.
+begin_torch() {
+    local number here=$((4 / ${#nodes[@]}))
+    workers=()
+    for ((number = 0; number < 4; number++)); do
+        CISTERN_SOCKET=$tmp/${nodes[number / here]}/run/cistern.sock RANK=$number WORLD_SIZE=4 LOCAL_RANK=$((number % here)) \
+            LOCAL_WORLD_SIZE=$here "$CISTERN_PYTHON" "$srcdir/tests/python/torch/nodes_rank.py" "$1" 6 "$tmp/job.json" >"$tmp/$1.$number.log" 2>&1 &
+        workers[number]=$!
+    done
+}
+
+options=PyTorch
+printf '{"parallel": {"block_ranks": 1}}\n' >"$tmp/job.json"
+for n in 1 2 4; do
+    nodes=(a b c d)
+    nodes=("${nodes[@]:0:n}")
+    begin_torch "torch$n"
+    end_mixed "torch$n"
+    same "torch$n" torch1
+done
+jq -e 'map(select(. > 0)) | length >= 4' <<<"$(missed torch1)" >/dev/null || fail "PyTorch: missed $(missed torch1)"
+printf 'same states and missed steps %s on one, two and four nodes: PyTorch\n' "$(missed torch1)"

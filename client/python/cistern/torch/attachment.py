@@ -80,7 +80,9 @@ def attach(
     - ``config``: a file with options, see cistern-job.json(5): its sections ``job``, ``parallel``,
       ``memory`` and ``optimizer``, and ``resume`` of ``checkpoints``. Arguments override it. The other
       options in it are the program's own business.
-    - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1.
+    - ``rank``, ``world``: by default those of torchrun on this machine, or else 0 and 1. If torchrun has
+      started ranks on several nodes, these train one job (cistern-nodes(7)); ``copies`` and
+      ``block_ranks`` of it are in ``config``.
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
@@ -187,6 +189,8 @@ def attach(
         disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
         durable=keeps,
         chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
+        copies=first(None, options.integer("copies"), 0),
+        block_ranks=first(None, options.integer("block_ranks"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
         reshape=first(reshape, options.boolean("reshape"), False),
