@@ -116,8 +116,7 @@ static int check_options(const struct cstd_job *job, struct cst_err *err)
         {job->predecessor != NULL, "reshape", "leave reshape out"},
         {job->model.n_stages > 0, "stages", "train it without dispatch"},
         {job->spec.states.grad_over_weight, "grad_over_weight", "leave it out"},
-        {job->spec.updates.overlap != CST_OVERLAP_COMMIT, "overlap", "set overlap to commit"},
-        {job->spec.updates.unused != CST_UNUSED_ZERO, "unused skip", "set unused to zero"}};
+        {job->spec.updates.overlap != CST_OVERLAP_COMMIT, "overlap", "set overlap to commit"}};
 
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         if (rows[i].has) {

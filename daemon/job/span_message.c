@@ -93,6 +93,9 @@ int cstd_span_send_core(struct cstd_job *job, struct cstd_span_machine *to,
     core.decision = message->decision.step > 0 ? &decision : NULL;
     core.has_waited_for = message->waited_for != CST_MACHINE_UNKNOWN;
     core.waited_for = message->waited_for;
+    core.has_unused = message->n_unused > 0;
+    core.unused.data = (uint8_t *)(uintptr_t)message->unused;
+    core.unused.len = message->n_unused;
     core.has_idle = core.has_failed = core.has_status = 1;
     core.idle = message->idle;
     core.failed = message->failed;
@@ -228,6 +231,8 @@ int cstd_span_read_core(const Span__Core *in, struct cstd_span_machine *from,
                                         .rank_blocks = in->rank_blocks,
                                         .waited_for = in->has_waited_for ? in->waited_for
                                                                          : CST_MACHINE_UNKNOWN,
+                                        .unused = in->unused.data,
+                                        .n_unused = (uint32_t)in->unused.len,
                                         .idle = in->idle,
                                         .failed = in->failed};
     if (in->decision != NULL) {

@@ -485,7 +485,7 @@ int cste_gpu_convert(void *state, unsigned thread, const struct cste_device_conv
     struct cste_gpu_flight *flight = cste_gpu_take_flight(gpu, thread);
     int rc;
 
-    if (convert->what != CSTE_CONVERT_WEIGHT) {
+    if (convert->what != CSTE_CONVERT_WEIGHT || convert->split) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "conversions of states must go to the engine of a node");
     }

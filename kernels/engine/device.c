@@ -266,7 +266,7 @@ static int check_convert(const struct cste_device_convert *c, struct cst_err *er
                            (unsigned)c->row);
     }
     if (c->what == CSTE_CONVERT_WEIGHT) {
-        rc = check_values(c->src, c->n_elems, sizeof(float), err);
+        rc = check_values(c->src, c->n_elems, cste_convert_src_bytes(c), err);
         return rc != CST_OK
                    ? rc
                    : check(c->dst[0], c->n_elems * sizeof(uint16_t), sizeof(uint16_t), err);

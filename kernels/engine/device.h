@@ -53,7 +53,7 @@ enum cste_device_conversion {
     /* fp32 or bf16 values to master weights, bf16 weights (not of fp32 tensors), and zeroed
      * moments, if there are any */
     CSTE_CONVERT_STATES,
-    CSTE_CONVERT_WEIGHT, /* fp32 values to bf16 */
+    CSTE_CONVERT_WEIGHT, /* fp32 values to bf16, or to weights of split masters */
     CSTE_CONVERT_ENCODE, /* fp32 values to elements of a moments row */
     CSTE_CONVERT_DECODE, /* elements of a moments row to fp32 values */
     CSTE_CONVERT_JOIN,   /* split master weights to fp32 values */
@@ -70,9 +70,11 @@ struct cste_device_convert {
     /* fp32 values. CSTE_CONVERT_DECODE: the moments row. JOIN: the weights. */
     struct cste_addr src;
     struct cste_addr remainder; /* JOIN: the remainders. Otherwise without memory. */
-    bool from_bf16;             /* STATES: the values are bf16. */
-    bool split;                 /* STATES: the master weights are split; the row has remainders. */
-    bool fp32;                  /* STATES of fp32 tensors: there are no weights besides. */
+    bool from_bf16;             /* STATES, WEIGHT with `split`: the values are bf16. */
+    /* STATES: the master weights are split; the row has remainders. WEIGHT: the same weights,
+     * without remainders, in host memory. */
+    bool split;
+    bool fp32; /* STATES of fp32 tensors: there are no weights besides. */
     /* Destinations. STATES: master, weight (not with fp32), and rows of moments. WEIGHT:
      * bf16 weights. ENCODE: the moments row. DECODE and JOIN: fp32 values. */
     struct cste_addr dst[CSTE_CONVERT_MAX_DST];

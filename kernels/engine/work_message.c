@@ -66,6 +66,7 @@ static int read_update(struct cste_work *work, const Engine__Command *command)
 static int read_conversion(struct cste_work *work, const Engine__Command *command)
 {
     bool rows = command->has_moments, states = work->kind == ENGINE__COMMAND_KIND__SET_MASTER;
+    bool weights = work->kind == ENGINE__COMMAND_KIND__ROUND && command->split;
 
     work->convert =
         (struct cste_device_convert){.what = cste_work_kind(work)->conversion,
@@ -82,8 +83,8 @@ static int read_conversion(struct cste_work *work, const Engine__Command *comman
         return cst_err_set(&work->err, CST_EINVAL, "%s with moments in format %u",
                            cste_work_kind(work)->name, command->moments);
     }
-    if ((command->fp32 && command->split) ||
-        ((command->fp32 || command->split || command->from_bf16) && !states)) {
+    if ((command->fp32 && (command->split || !states)) ||
+        ((command->split || command->from_bf16) && !states && !weights)) {
         return cst_err_set(&work->err, CST_EINVAL, "%s%s%s%s", cste_work_kind(work)->name,
                            command->fp32 ? " of fp32 tensors" : "",
                            command->split ? " with split masters" : "",

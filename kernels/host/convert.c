@@ -47,18 +47,20 @@ static void store_masters(const struct cst_kernels *kernels, const struct cste_d
     }
 }
 
-/* Store remainders and weights. */
-static void store_split(const struct cste_device_convert *c)
+/* Store weights, and remainders unless they are NULL. */
+static void store_split(const struct cste_device_convert *c, uint16_t *weight, int16_t *remainder)
 {
-    int16_t *remainder = cste_addr_host(c->dst[0]);
-    uint16_t *weight = cste_addr_host(c->dst[1]);
     const void *src = cste_addr_host(c->src);
 
     for (uint64_t i = 0; i < c->n_elems; i++) {
         float master =
             c->from_bf16 ? cst_bf16_to_fp32(((const uint16_t *)src)[i]) : ((const float *)src)[i];
+        int16_t rest;
 
-        cst_split_cut(master, &weight[i], &remainder[i]);
+        cst_split_cut(master, &weight[i], &rest);
+        if (remainder != NULL) {
+            remainder[i] = rest;
+        }
     }
 }
 
@@ -80,7 +82,7 @@ static void convert_states(const struct cst_kernels *kernels, const struct cste_
     if (c->fp32) {
         store_masters(kernels, c);
     } else if (c->split) {
-        store_split(c);
+        store_split(c, cste_addr_host(c->dst[1]), cste_addr_host(c->dst[0]));
     } else if (c->from_bf16) {
         kernels->expand(c->n_elems, cste_addr_host(c->src), cste_addr_host(c->dst[0]),
                         cste_addr_host(c->dst[1]));
@@ -117,8 +119,12 @@ void cste_host_convert(const struct cst_kernels *kernels, const struct cste_devi
         convert_states(kernels, convert);
         break;
     case CSTE_CONVERT_WEIGHT:
-        kernels->cast(convert->n_elems, cste_addr_host(convert->src),
-                      cste_addr_host(convert->dst[0]));
+        if (convert->split) {
+            store_split(convert, cste_addr_host(convert->dst[0]), NULL);
+        } else {
+            kernels->cast(convert->n_elems, cste_addr_host(convert->src),
+                          cste_addr_host(convert->dst[0]));
+        }
         break;
     case CSTE_CONVERT_ENCODE:
         encode(convert);

@@ -205,7 +205,7 @@ static int paced_convert(void *state, unsigned thread, const struct cste_device_
     struct cste_mem to = as_host(convert->dst[0].mem);
     int rc;
 
-    if (convert->what != CSTE_CONVERT_WEIGHT) {
+    if (convert->what != CSTE_CONVERT_WEIGHT || convert->split) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "conversions of states must go to the engine of a node");
     }

@@ -107,9 +107,12 @@ struct cst_command {
     uint32_t n_in, n_out;
     bool guard; /* UPDATE: tiles beyond proto/grad_limit.h keep their states; as in engine.proto. */
     enum cst_row row; /* ENCODE, DECODE: the moments row. */
-    bool from_bf16;   /* SET_MASTER: the elements at src[0] are bf16, not fp32. */
-    bool split;       /* SET_MASTER: the master weights are split, and dst[0] has remainders. */
-    bool fp32;        /* SET_MASTER of an fp32 tensor: dst[0] has its weights. */
+    /* SET_MASTER, and ROUND with `split`: the elements at src[0] are bf16, not fp32. */
+    bool from_bf16;
+    /* SET_MASTER: the master weights are split, and dst[0] has remainders. ROUND: dst[0] has the
+     * weights of split masters, whose remainders are on other machines. */
+    bool split;
+    bool fp32; /* SET_MASTER of an fp32 tensor: dst[0] has its weights. */
     /* ENCODE, DECODE, SET_MASTER: format of the moments. */
     enum cst_moments moments;
     /* The same: first element and number of elements of the moments row. Both 0: clear n_elems

@@ -106,6 +106,9 @@ enum cst_message_kind {
     /* attempt, step, idle, failed, why. A member that is not READY tells all: the attempt is over.
      * failed: the job is. */
     CST_MESSAGE_ABORT,
+    /* attempt, step, unused, n_unused. A member of a job that skips tensors without a gradient
+     * tells all: all ranks here have asked for the step. */
+    CST_MESSAGE_UNUSED,
     CST_MESSAGE_KINDS,
 };
 
@@ -126,7 +129,11 @@ struct cst_machine_message {
     /* The machine whose message was the last for which the sender has waited before it told this
      * one; the sender itself if its own work ended later; or CST_MACHINE_UNKNOWN. */
     uint32_t waited_for;
-    bool idle; /* A rank has left, and no rank of that machine had begun the step. */
+    /* A bit for each tensor, 0 in the bytes that are left out: no rank there has a gradient of it,
+     * or all that have one discard it. */
+    const uint8_t *unused;
+    uint32_t n_unused; /* Bytes. */
+    bool idle;         /* A rank has left, and no rank of that machine had begun the step. */
     bool failed;
     struct cst_err why;
 };

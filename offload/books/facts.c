@@ -56,6 +56,11 @@ void cst_fact_decided(struct cst_facts *facts)
     (void)add(facts, CST_FACT_DECIDED);
 }
 
+void cst_fact_idle_known(struct cst_facts *facts)
+{
+    (void)add(facts, CST_FACT_IDLE_KNOWN);
+}
+
 void cst_fact_command_failed(struct cst_facts *facts, const struct cst_event *event, uint64_t step,
                              const char *what, uint32_t chunk)
 {

@@ -86,8 +86,9 @@ int cst_idle_open(struct cst_core *core, struct cst_err *err)
     idle->steps = calloc(n, sizeof *idle->steps);
     idle->next = calloc(n, sizeof *idle->next);
     idle->missed = calloc(n, sizeof *idle->missed);
-    if (idle->without == NULL || idle->discarded == NULL || idle->steps == NULL ||
-        idle->next == NULL || idle->missed == NULL) {
+    if (cst_idle_union_open(&idle->all, n) != CST_OK || idle->without == NULL ||
+        idle->discarded == NULL || idle->steps == NULL || idle->next == NULL ||
+        idle->missed == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the steps of %" PRIu32 " tensors", n);
     }
     return CST_OK;
@@ -95,6 +96,7 @@ int cst_idle_open(struct cst_core *core, struct cst_err *err)
 
 void cst_idle_close(struct cst_core *core)
 {
+    cst_idle_union_close(&core->idle.all);
     free(core->idle.without);
     free(core->idle.discarded);
     free(core->idle.steps);
@@ -177,31 +179,154 @@ int cst_idle_check(const struct cst_core *core, struct cst_err *err)
     return CST_OK;
 }
 
+/* -- what machines say ------------------------------------------------------------------------ */
+
+static void set_bit(uint8_t *bits, uint32_t tensor, bool on)
+{
+    bits[tensor / 8] = (uint8_t)(bits[tensor / 8] | (unsigned)on << tensor % 8);
+}
+
+/* Find out what the ranks here say together. */
+static void sum_up(struct cst_core *core)
+{
+    struct cst_idle_union *all = &core->idle.all;
+    struct walk walk;
+
+    memset(all->own, 0, all->n_bytes);
+    for (bool any = begin(&walk, core); any; any = next(&walk)) {
+        set_bit(all->own, walk.tensor, find_contributor(core, walk.chunk, walk.tensor) == CST_NONE);
+    }
+}
+
+/* True if all machines have told about the step that runs. */
+static bool all_told(const struct cst_core *core)
+{
+    const struct cst_when now = cst_membership_now(core);
+
+    return cst_idle_union_has(&core->idle.all, core->membership.members, &now);
+}
+
+/* The first rank of the group of chunk @c that discards its gradient of @tensor; CST_NONE: none
+ * does.
+ */
+static uint32_t find_discarding(const struct cst_core *core, uint32_t c, uint32_t tensor)
+{
+    CST_SET_EACH (rank, core->chunks[c].ranks) {
+        if (bit_of(&core->idle, core->idle.discarded, rank, tensor)) {
+            return rank;
+        }
+    }
+    return CST_NONE;
+}
+
+/* CST_EMISMATCH: a rank here discards a gradient, and one on another machine does not. All machines
+ * have told about the step. */
+static int compare(const struct cst_core *core, struct cst_err *err)
+{
+    struct walk walk;
+
+    for (bool any = begin(&walk, core); any; any = next(&walk)) {
+        uint32_t rank = find_discarding(core, walk.chunk, walk.tensor);
+
+        if (rank != CST_NONE && !bit_of(&core->idle, core->idle.all.idle, 0, walk.tensor)) {
+            return cst_err_set(err, CST_EMISMATCH,
+                               "step %" PRIu64 ": rank %" PRIu32
+                               " discards its gradient of tensor '%s', and a rank on another "
+                               "machine does not: all ranks that have one discard it",
+                               core->step, rank, core->model->tensors[walk.tensor].name);
+        }
+    }
+    return CST_OK;
+}
+
+/* Take @what, an UNUSED of machine @m. If it was the last one that was missing, and contradicts the
+ * ranks here, the attempt ends. */
+static void take(struct cst_core *core, uint32_t m, const struct cst_machine_message *what)
+{
+    struct cst_err why;
+
+    if (cst_idle_union_take(&core->idle.all, m, what, &why) != CST_OK) {
+        cst_fact_job_failed(&core->facts, &why);
+    } else if (core->attempt.phase == CST_PHASE_RUNNING && all_told(core) &&
+               compare(core, &why) != CST_OK) {
+        cst_fact_attempt_lost(&core->facts, &why);
+    }
+}
+
+void cst_idle_tell(struct cst_core *core)
+{
+    struct cst_machine_message own;
+
+    if (!core->idle.on) {
+        return;
+    }
+    sum_up(core);
+    memset(&own, 0, sizeof own);
+    own.epoch = core->membership.epoch;
+    own.attempt = core->attempt.number;
+    own.step = core->step;
+    cst_idle_union_fill(&core->idle.all, &own);
+    take(core, core->machines != NULL ? core->machines->self : 0, &own);
+    if (core->machines != NULL) {
+        cst_idle_union_fill(&core->idle.all,
+                            cst_membership_tell(core, CST_MACHINES_ALL, CST_MESSAGE_UNUSED, 0));
+    }
+}
+
+void cst_idle_told(struct cst_core *core, const struct cst_event *event)
+{
+    if (!core->idle.on) {
+        cst_core_log(core, CST_EPROTO,
+                     "machine %" PRIu32 " tells tensors without a gradient, which this job does "
+                     "not skip",
+                     event->machine);
+        return;
+    }
+    take(core, event->machine, event->message);
+    cst_fact_idle_known(&core->facts);
+}
+
+bool cst_idle_is_known(const struct cst_core *core)
+{
+    struct cst_err why;
+
+    return !core->idle.on || (all_told(core) && compare(core, &why) == CST_OK);
+}
+
 /* -- counts ------------------------------------------------------------------------------------ */
+
+/* A chunk is idle in the step with the mark @mark if its tensors are, by the counts up to it. */
+static void see_chunks(struct cst_core *core, uint64_t mark)
+{
+    struct walk walk;
+
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        core->chunks[c].idle = core->idle.on;
+    }
+    for (bool any = core->idle.on && begin(&walk, core); any; any = next(&walk)) {
+        if (core->idle.next[walk.span].last == mark) {
+            core->chunks[walk.chunk].idle = false;
+        }
+    }
+}
 
 void cst_idle_decide(struct cst_core *core, uint64_t mark)
 {
     struct cst_idle *idle = &core->idle;
     struct walk walk;
 
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        core->chunks[c].idle = idle->on;
-    }
-    if (!idle->on) {
-        return;
-    }
-    for (bool any = begin(&walk, core); any; any = next(&walk)) {
+    for (bool any = idle->on && begin(&walk, core); any; any = next(&walk)) {
         struct cst_table_steps *steps = &idle->next[walk.span];
-        bool is_idle = find_contributor(core, walk.chunk, walk.tensor) == CST_NONE;
+        bool is_idle = bit_of(idle, idle->all.idle, 0, walk.tensor);
 
         *steps = idle->steps[walk.span];
         steps->missed += is_idle;
         steps->last = is_idle ? steps->last : mark;
-        core->chunks[walk.chunk].idle = core->chunks[walk.chunk].idle && is_idle;
         if (core->table != NULL) {
             *cst_table_steps(core->table, walk.span, mark) = *steps;
         }
     }
+    see_chunks(core, mark);
 }
 
 void cst_idle_commit(struct cst_core *core)
@@ -235,7 +360,9 @@ void cst_idle_revive(struct cst_core *core, const struct cst_table_header *table
 {
     for (uint32_t i = 0; core->idle.on && i < table->n_spans; i++) {
         core->idle.steps[i] = *cst_table_steps(table, i, adam_step);
+        core->idle.next[i] = *cst_table_steps(table, i, adam_step + 1);
     }
+    see_chunks(core, adam_step + 1);
 }
 
 void cst_idle_take_missed(struct cst_core *core, const struct cst_event *event)

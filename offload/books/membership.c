@@ -3,6 +3,28 @@
 
 #include "offload/core/core_state.h"
 
+static int compare(uint64_t a, uint64_t b)
+{
+    return (a > b) - (a < b);
+}
+
+int cst_when_compare(const struct cst_when *a, const struct cst_when *b)
+{
+    int epoch = compare(a->epoch, b->epoch), attempt = compare(a->attempt, b->attempt);
+
+    return epoch != 0 ? epoch : attempt != 0 ? attempt : compare(a->step, b->step);
+}
+
+struct cst_when cst_membership_when(const struct cst_machine_message *message)
+{
+    return (struct cst_when){message->epoch, message->attempt, message->step};
+}
+
+struct cst_when cst_membership_now(const struct cst_core *core)
+{
+    return (struct cst_when){core->membership.epoch, core->attempt.number, core->step};
+}
+
 uint32_t cst_membership_coordinator(const struct cst_core *core)
 {
     return (uint32_t)__builtin_ctzll(core->membership.members);

@@ -15,6 +15,21 @@ struct cst_membership {
     uint64_t failed_transfers; /* COPYs from other machines that have failed. */
 };
 
+/* What a member tells of a step is about one attempt in one epoch. An attempt of another epoch may
+ * have the same number: those who knew of it have been started again since. */
+struct cst_when {
+    uint64_t epoch, attempt, step;
+};
+
+/* Less than 0: @a is earlier than @b; 0: they are equal; more than 0: @a is later. */
+int cst_when_compare(const struct cst_when *a, const struct cst_when *b);
+
+/* What @message is about. */
+struct cst_when cst_membership_when(const struct cst_machine_message *message);
+
+/* The step, attempt and epoch that run here. */
+struct cst_when cst_membership_now(const struct cst_core *core);
+
 /* The coordinator: the lowest member. There is a member. */
 uint32_t cst_membership_coordinator(const struct cst_core *core);
 bool cst_membership_is_coordinator(const struct cst_core *core);

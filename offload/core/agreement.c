@@ -2,6 +2,7 @@
 #include "offload/core/agreement.h"
 
 #include "offload/base/hyper.h"
+#include "offload/books/idle.h"
 #include "offload/books/membership.h"
 #include "offload/core/core_state.h"
 #include "offload/core/epochs.h"
@@ -399,6 +400,7 @@ static void (*const kinds[CST_MESSAGE_KINDS])(struct cst_core *, const struct cs
     [CST_MESSAGE_RECORDED] = on_recorded,
     [CST_MESSAGE_WRITTEN] = cst_replicas_written,
     [CST_MESSAGE_ABORT] = on_abort,
+    [CST_MESSAGE_UNUSED] = cst_idle_told,
 };
 
 void cst_agreement_told(struct cst_core *core, const struct cst_event *event)

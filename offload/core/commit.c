@@ -219,7 +219,8 @@ void cst_commit_close(struct cst_core *core)
     /* UPDATEs do not wait for WRITEs, so the WRITEs must be complete before the commit. */
     if (!core->attempt.closing || core->commit.normed == core->collection.number + 1 ||
         core->collection.n_reduced < core->n_trained || core->writes.n > 0 ||
-        cst_seal_holds_commit(core) || cst_replicas_hold(&core->replicas)) {
+        cst_seal_holds_commit(core) || cst_replicas_hold(&core->replicas) ||
+        !cst_idle_is_known(core)) {
         return;
     }
     if (core->save.state == CST_SAVE_ACTIVE) {
@@ -333,6 +334,7 @@ void cst_commit_look(struct cst_core *core)
     }
     core->commit.held_ns = 0;
     cst_ranks_begin_closing(core);
+    cst_idle_tell(core);
     cst_commit_close(core);
 }
 

@@ -149,7 +149,7 @@ static int reserve(struct cst_core *core, struct cst_actions *actions)
         size_t copies =
             (size_t)core->n_nodes * CST_LAYOUT_PARTIAL_SETS * core->layout->partials.n_come;
 
-        fixed += core->n_chunks + copies + 8;
+        fixed += core->n_chunks + copies + 9;
         in_flight += core->n_chunks + copies;
     }
     if (core->device_updates.n_reservations > 0) {
@@ -297,6 +297,9 @@ static void route(struct cst_core *core, const struct cst_event *event, const st
         break;
     case CST_FACT_DECIDED:
         cst_commit_decided(core, &core->agreement.last_decision);
+        break;
+    case CST_FACT_IDLE_KNOWN:
+        cst_commit_close(core);
         break;
     }
 }

@@ -227,17 +227,9 @@ static int check_machines(const struct cst_core *core, const struct cst_core_con
                            ", or there is no job table",
                            layout->self, layout->n);
     }
-    if (core->layout->states.durable || core->layout->states.skips_unused) {
-        return cst_err_set(err, CST_EUNSUPPORTED, "a job on several machines cannot be %s",
-                           core->layout->states.durable
-                               ? "durable: leave durable out"
-                               : "one that skips tensors without a gradient: set unused to zero");
-    }
-    if (core->layout->states.masters == CST_MASTERS_SPLIT && m->copies < m->n) {
+    if (core->layout->states.durable) {
         return cst_err_set(err, CST_EUNSUPPORTED,
-                           "split masters on several machines need their states on all of them, so "
-                           "that each can round the weights that are written to it: set masters to "
-                           "fp32");
+                           "a job on several machines cannot be durable: leave durable out");
     }
     return CST_OK;
 }

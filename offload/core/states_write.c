@@ -31,7 +31,8 @@ static bool clears_moments(const struct cst_core *core, uint32_t c)
 }
 
 /* Make @command a write of master weights: add their rows, the weights, and moments that are
- * cleared. The weights are all of a frozen chunk. */
+ * cleared. The weights are all of a chunk that is frozen, or whose states are on other machines:
+ * the latter are rounded as those machines do. */
 static void add_rows(const struct cst_core *core, uint32_t chunk, uint64_t at, uint64_t n_elems,
                      struct cst_command *command)
 {
@@ -207,7 +208,7 @@ static struct cst_command *write_there(struct cst_core *core, const struct cst_e
     if (event->row == CST_ROW_MASTER) {
         command->from_bf16 = event->bf16;
         add_rows(core, c, at, event->n_elems, command);
-        if (command->kind == CST_COMMAND_ROUND && event->bf16) {
+        if (command->kind == CST_COMMAND_ROUND && event->bf16 && !command->split) {
             /* The weights of a chunk whose states are on other machines have these values. */
             command->kind = CST_COMMAND_COPY;
             command->from_bf16 = false;

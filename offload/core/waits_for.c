@@ -2,6 +2,7 @@
 /* For which other machines a core waits at present; machine_waits.h measures waits that are over.
  */
 #include "offload/core/core.h"
+#include "offload/books/membership.h"
 #include "offload/core/core_state.h"
 
 /* The machines that have told nothing about the rank blocks @blocks of the job, which they have. */
@@ -22,6 +23,7 @@ static uint64_t missing_for(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk_partials *chunk = &core->partials.chunks[c];
     const uint32_t home = cst_membership_home(core, c);
+    const struct cst_when now = cst_membership_now(core);
     const struct cst_partials_sum *sum;
     uint64_t come;
 
@@ -32,7 +34,7 @@ static uint64_t missing_for(const struct cst_core *core, uint32_t c)
         return cst_machine_bit(home);
     }
     sum = &core->partials.sums[chunk->slot];
-    come = sum->attempt == core->attempt.number && sum->step == core->step ? sum->come : 0;
+    come = cst_when_compare(&sum->when, &now) == 0 ? sum->come : 0;
     return machines_of(core, ~come & ~core->partials.here);
 }
 

@@ -179,14 +179,14 @@ static void take(struct cst_core *core, uint32_t machine, const struct cst_machi
     struct cst_partials *p = &core->partials;
     uint32_t slot = p->chunks[what->chunk].slot;
     struct cst_partials_sum *sum = &p->sums[slot];
-    bool older =
-        what->attempt < sum->attempt || (what->attempt == sum->attempt && what->step < sum->step);
+    const struct cst_when when = cst_membership_when(what);
+    int age = cst_when_compare(&when, &sum->when);
 
-    if (older) {
+    if (age < 0) {
         return;
     }
-    if (what->attempt != sum->attempt || what->step != sum->step) {
-        *sum = (struct cst_partials_sum){.attempt = what->attempt, .step = what->step};
+    if (age > 0) {
+        *sum = (struct cst_partials_sum){.when = when};
     }
     sum->come |= UINT64_C(1) << what->block;
     sum->last = machine;
@@ -202,12 +202,11 @@ static void tell_partials(struct cst_core *core, uint32_t c)
 {
     const struct cst_partials *p = &core->partials;
     bool home = core->machines == NULL || cst_membership_is_home(core, c);
-    struct cst_machine_message own;
+    struct cst_machine_message own = {.epoch = core->membership.epoch,
+                                      .attempt = core->attempt.number,
+                                      .step = core->step,
+                                      .chunk = c};
 
-    memset(&own, 0, sizeof own);
-    own.attempt = core->attempt.number;
-    own.step = core->step;
-    own.chunk = c;
     for (uint32_t b = 0, row = 0; b < p->n; b++) {
         struct cst_machine_message *message = &own;
 
@@ -341,14 +340,14 @@ static void enqueue(struct cst_core *core, uint32_t c)
 static void look(struct cst_core *core, uint32_t c)
 {
     const struct cst_partials *p = &core->partials;
+    const struct cst_when now = cst_membership_now(core);
     const struct cst_partials_sum *sum;
 
     if (p->chunks[c].state != CST_PARTIALS_HERE || p->chunks[c].slot == CST_NONE) {
         return;
     }
     sum = &p->sums[p->chunks[c].slot];
-    if (sum->attempt != core->attempt.number || sum->step != core->step ||
-        sum->come != bits_below(p->n)) {
+    if (cst_when_compare(&sum->when, &now) != 0 || sum->come != bits_below(p->n)) {
         return;
     }
     if ((sum->filled & ~p->here) == 0) {

@@ -15,6 +15,7 @@
 #include "offload/base/core_config.h"
 #include "offload/base/event.h"
 #include "offload/base/flight.h"
+#include "offload/books/membership.h"
 
 struct cst_core;
 struct cst_sources;
@@ -43,10 +44,10 @@ struct cst_chunk_partials {
 
 /* What has come of a chunk that can have its home here. */
 struct cst_partials_sum {
-    uint64_t attempt, step; /* The latest ones of which something has come. */
-    uint64_t come;          /* Bit b: rank block b of the job is complete. */
-    uint64_t filled;        /* Bit b: there is a partial. */
-    uint32_t last;          /* The machine of which something has come last; CST_NONE: this one. */
+    struct cst_when when; /* The latest one of which something has come. */
+    uint64_t come;        /* Bit b: rank block b of the job is complete. */
+    uint64_t filled;      /* Bit b: there is a partial. */
+    uint32_t last;        /* The machine of which something has come last; CST_NONE: this one. */
 };
 
 struct cst_partials_place {

@@ -56,7 +56,7 @@ start_node c
 start_node d
 acquaint a b c d
 
-for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16" "--optimizer muon" "--copies 2" \
+for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16" "--optimizer muon" "--copies 2" "--masters split" \
     "--micro-batches 2"; do
     read -r -a given <<<"$options"
     nodes=(a)

@@ -249,6 +249,39 @@ START_TEST(test_split)
 }
 END_TEST
 
+/* The weights of split masters without remainders are those that belong to remainders, of fp32 and
+ * of bf16 values, also in the middle between two weights. */
+START_TEST(test_split_weights)
+{
+    struct engine_command c =
+        code(ENGINE__COMMAND_KIND__SET_MASTER, CST_MOMENTS_FP32, CST_ROW_WEIGHT, _i / 2);
+    const uint16_t *want = engine_rig_at(tiny_job_row(&job, BIG, CST_ROW_WEIGHT));
+    uint16_t *got = (uint16_t *)(void *)rows;
+    uint64_t n = c.n_elems;
+
+    for (uint64_t i = 0; i < n; i += 3) {
+        const uint32_t tie = 0x3f808000u + ((uint32_t)i << 16 & 0x7f0000u);
+
+        memcpy(&values[i], &tie, sizeof tie);
+    }
+    c.split = c.clear = true;
+    c.from_bf16 = _i % 2 == 1;
+    c.src[0] = (struct cst_place){.segment = VALUES};
+    c.dst[0] = tiny_job_row(&job, BIG, CST_ROW_MASTER);
+    c.dst[1] = tiny_job_row(&job, BIG, CST_ROW_WEIGHT);
+    c.n_dst = 2;
+    engine_rig_must(c);
+    memset(rows, 0x5a, (n + 1) * sizeof *got);
+    c.kind = ENGINE__COMMAND_KIND__ROUND;
+    c.clear = false;
+    c.dst[0] = (struct cst_place){.segment = ROWS};
+    c.n_dst = 1;
+    engine_rig_must(c);
+    ck_assert_mem_eq(got, want, n * sizeof *got);
+    ck_assert_uint_eq(got[n], 0x5a5a);
+}
+END_TEST
+
 /* Invalid conversions are refused with a message, and nothing is written. */
 START_TEST(test_lies)
 {
@@ -308,6 +341,7 @@ int main(void)
     suite_add_loop(tcase, test_clear, 0, N_RANGES);
     suite_add_loop(tcase, test_from_bf16, 0, N_RANGES);
     suite_add_loop(tcase, test_split, 0, N_RANGES);
+    suite_add_loop(tcase, test_split_weights, 0, 2 * N_RANGES);
     tcase_add_test(tcase, test_lies);
     return suite_run(suite);
 }

@@ -3,7 +3,11 @@
  * frozen tensors, until the job has made STEPS steps. The gradients follow from the weights, frozen
  * ones too, and from the step and the rank. The daemon may die meanwhile.
  *
- *   optimizer=, masters=, moments=   as in cistern-gpt
+ *   optimizer=, masters=, moments=, unused=   as in cistern-gpt
+ *   first=N, all=N   the node's ranks are ranks N to N + WORLD - 1 of so many on several nodes
+ *   copies=N, block=N   nodes with the states of each chunk; ranks whose gradients are added first
+ *   leave=1          many tensors have a gradient of some ranks alone, or of none, or discard it
+ *   keep=N           rank N of the whole job does not discard what the others do
  *   disk=DIR,...     directories for states; durable=1: the job is durable
  *   resume=DIR       the job, which is new, goes on from the checkpoint
  *   gate=PATH        a step, N from 0, begins when there is no file PATH.N
@@ -40,11 +44,14 @@ static const struct {
 static const int tensors_of[N_OPS][MOST_IO] = {{0, 1, 2}, {3, 4, -1}, {5, 6, 7}, {0, 7, 3}};
 
 static struct {
-    unsigned rank, world;
+    unsigned rank, world; /* on this node */
+    unsigned first, all;  /* of the whole job */
+    bool leaves;
+    int keeps; /* -1: no rank */
     uint64_t steps, nan_step;
     bool no_fp32, no_frozen;
     const char *resume, *gate;
-} options = {.nan_step = UINT64_MAX};
+} options = {.keeps = -1, .nan_step = UINT64_MAX};
 
 static bool is_fp32(int t)
 {
@@ -124,6 +131,34 @@ static float weight_of(const struct cst_io *io, int t, uint64_t i)
                       : cst_bf16_to_fp32(((const uint16_t *)io->weight)[i]);
 }
 
+/* This rank's number in the whole job. */
+static unsigned number(void)
+{
+    return options.first + options.rank;
+}
+
+/* True if this rank leaves @op out in the backward pass of @step. One rank alone, or none, makes
+ * operator 1; all ranks or none make operator 2. */
+static bool leaves_out(int op, uint64_t step)
+{
+    return options.leaves &&
+           ((op == 1 && step % (options.all + 1) != number()) || (op == 2 && step % 2 == 1));
+}
+
+/* True if this rank has no gradient of tensor @t, which operator 0 alone uses, in @step. In some
+ * steps the last rank alone has one of tensor 1, in others none has. */
+static bool is_without(int t, uint64_t step)
+{
+    return options.leaves && ((t == 1 && step % 3 == 1 && number() != options.all - 1) ||
+                              (t == 1 && step % 3 == 2) || (t == 2 && (step + number()) % 3 == 0));
+}
+
+/* True if all ranks that have a gradient of tensor @t discard it in @step. */
+static bool discards(int t, uint64_t step)
+{
+    return options.leaves && t == 2 && step % 4 == 3 && (int)number() != options.keeps;
+}
+
 /* Write the gradients of the tensors of @op, each of which also depends on the next one's weights.
  */
 static void write_grads(const struct cst_io *io, int op, uint64_t step)
@@ -136,12 +171,12 @@ static void write_grads(const struct cst_io *io, int op, uint64_t step)
 
         for (uint64_t i = 0; io[k].grad != NULL && i < io[k].n_elems; i++) {
             const uint32_t noise =
-                (uint32_t)i * 2654435761u + options.rank * 97 + (uint32_t)step * 31 + (uint32_t)op;
+                (uint32_t)i * 2654435761u + number() * 97 + (uint32_t)step * 31 + (uint32_t)op;
             float g = weight_of(&io[k], t, i) * 0.25f +
                       weight_of(next, other, i % next->n_elems) * 0.125f +
                       (float)(noise >> 9 & 0x7fff) / 32768.0f - 0.5f;
 
-            g = step == options.nan_step ? NAN : g;
+            g = step == options.nan_step ? NAN : is_without(t, step) ? 0.0f : g;
             if (is_fp32(t)) {
                 ((float *)io[k].grad)[i] = g + (io[k].accumulate ? ((float *)io[k].grad)[i] : 0);
             } else {
@@ -151,6 +186,19 @@ static void write_grads(const struct cst_io *io, int op, uint64_t step)
             }
         }
     }
+}
+
+/* Say of which tensors of operator 0 this rank has no gradient in @step, which it has written. */
+static int say_without(struct cst_job *job, uint64_t step, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int t = 1; t <= 2 && rc == CST_OK; t++) {
+        if (is_without(t, step) || discards(t, step)) {
+            rc = cst_no_gradient(job, t, !is_without(t, step), err);
+        }
+    }
+    return rc;
 }
 
 /* Make step @step. CST_EPEERDIED, CST_ESTALE: it is void. */
@@ -163,6 +211,9 @@ static int make_step(struct cst_job *job, uint64_t step, struct cst_err *err)
         const int op = i < N_OPS ? i : 2 * N_OPS - 1 - i;
         struct cst_io io[MOST_IO];
 
+        if (i >= N_OPS && leaves_out(op, step)) {
+            continue;
+        }
         rc = cst_op_begin(job, op, i < N_OPS ? CST_FORWARD : CST_BACKWARD, io, (uint32_t)n_io(op),
                           err);
         if (rc == CST_OK && i >= N_OPS) {
@@ -170,6 +221,7 @@ static int make_step(struct cst_job *job, uint64_t step, struct cst_err *err)
         }
         rc = rc == CST_OK ? cst_op_end(job, op, err) : rc;
     }
+    rc = rc == CST_OK ? say_without(job, step, err) : rc;
     return rc == CST_OK ? cst_step(job, &params, NULL, err) : rc;
 }
 
@@ -231,6 +283,20 @@ static void take_option(struct cst_job_spec *spec, const char *text)
         spec->states.masters = (enum cst_masters)number_of(cst_masters_names, value);
     } else if (IS("moments")) {
         spec->states.moments = (enum cst_moments)number_of(cst_moments_names, value);
+    } else if (IS("unused")) {
+        spec->updates.unused = (enum cst_unused)number_of(cst_unused_names, value);
+    } else if (IS("first")) {
+        spec->nodes.first_rank = options.first = (unsigned)atoi(value);
+    } else if (IS("all")) {
+        spec->nodes.all_ranks = options.all = (unsigned)atoi(value);
+    } else if (IS("copies")) {
+        spec->nodes.copies = (uint32_t)atoi(value);
+    } else if (IS("block")) {
+        spec->updates.block_ranks = (uint32_t)atoi(value);
+    } else if (IS("leave")) {
+        options.leaves = atoi(value) != 0;
+    } else if (IS("keep")) {
+        options.keeps = atoi(value);
     } else if (IS("disk")) {
         spec->states.disk = value;
     } else if (IS("durable")) {
@@ -264,7 +330,7 @@ int main(int argc, char **argv)
     }
     spec.name = argv[1];
     spec.rank = options.rank = (unsigned)atoi(argv[2]);
-    spec.world = options.world = (unsigned)atoi(argv[3]);
+    spec.world = options.world = options.all = (unsigned)atoi(argv[3]);
     options.steps = strtoull(argv[4], NULL, 10);
     for (int i = 5; i < argc; i++) {
         take_option(&spec, argv[i]);

@@ -60,6 +60,10 @@ static bool all_occurred(const struct machines_totals *t)
         {"fp32 tensors", t->tensors},
         {"tensors of one rank", t->single},
         {"reads", t->reads},
+        {"tensors without a gradient that were skipped", t->idle},
+        {"tensors with a gradient of one rank alone", t->lone},
+        {"gradients that were discarded", t->discards},
+        {"gradients that a rank alone has discarded", t->lies},
     };
     bool all = true;
 
@@ -107,5 +111,10 @@ int main(int argc, char **argv)
            totals.deaths, totals.kills, totals.losses, totals.cuts, totals.faults, totals.without,
            totals.interrupted, totals.skipped, totals.fatal, totals.copies, totals.fp32,
            totals.alone, totals.tensors, totals.single);
+    printf("machines: %" PRIu64 " runs skipped tensors without a gradient, %" PRIu64
+           " times on several machines, with %" PRIu64 " messages; %" PRIu64
+           " times one rank alone had a gradient, %" PRIu64 " times it was discarded, %" PRIu64
+           " times by a rank alone\n",
+           totals.skips, totals.idle, totals.unused, totals.lone, totals.discards, totals.lies);
     return argc > 1 || runs != NULL || all_occurred(&totals) ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -373,11 +373,42 @@ static void end_reduce(struct machines *sim, uint32_t m, const struct mjob *job,
     }
 }
 
+/* Number of the chunk's tensor among those with states. */
+static uint64_t span_of(struct machines *sim, uint32_t m, uint32_t chunk)
+{
+    return cst_table_chunks(sim->machines[m].table)[chunk].first_span;
+}
+
+/* The mark of the last update of chunk @c in the first @step steps. */
+static uint64_t last_update(const struct machines *sim, uint64_t step, uint32_t c)
+{
+    return sim->skips ? sim->steps[step][c].last : sim->adam[step];
+}
+
+/* The steps of a chunk as the table says, which a command with the mark @mark reads, must be those
+ * up to the step after @step steps. */
+static void check_steps(struct machines *sim, uint32_t m, uint32_t c, uint64_t mark, uint64_t step)
+{
+    const struct cst_table_steps *here, *want = &sim->steps[step + 1][c];
+
+    if (!sim->skips) {
+        return;
+    }
+    here = cst_table_steps(sim->machines[m].table, span_of(sim, m, c), mark);
+    if (memcmp(here, want, sizeof *here) != 0) {
+        machines_fail(sim,
+                      "machine %u: chunk %u has missed %" PRIu64 " steps, the last was %" PRIu64
+                      ", of %" PRIu64 "; not %" PRIu64 " and %" PRIu64,
+                      m, c, here->missed, here->last, mark, want->missed, want->last);
+    }
+}
+
 /* The update of a chunk: number @mark, in the step after @step steps. */
 static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
 {
     struct machine *at = &sim->machines[m];
     uint32_t c = job->command.chunk;
+    const struct cst_table_span *span;
     uint64_t step = 0;
 
     while (step < sim->options.n_steps && sim->adam[step + 1] < job->command.mark) {
@@ -391,11 +422,14 @@ static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
                       m, job->command.mark, c, memory_read(&at->grads[c]),
                       memory_read(&at->states[c]), sim->sums[step][c], sim->states[step][c]);
     }
-    if (cst_table_chunks(at->table)[c].update_mark + 1 != job->command.mark) {
+    if (cst_table_chunks(at->table)[c].update_mark != last_update(sim, step, c)) {
         machines_fail(sim, "machine %u: update %" PRIu64 " of chunk %u after update %" PRIu64, m,
                       job->command.mark, c, cst_table_chunks(at->table)[c].update_mark);
     }
-    job->value = values_state(at->states[c].value, at->grads[c].value);
+    check_steps(sim, m, c, job->command.mark, step);
+    span = cst_table_spans(at->table) + span_of(sim, m, c);
+    job->value = values_state(at->states[c].value, at->grads[c].value,
+                              cst_table_step(at->table, span, job->command.mark));
     job->changes = at->grads[c].changes;
     memory_begin(&at->states[c]);
     memory_begin(&at->weights[c]);
@@ -420,12 +454,16 @@ static void end_update(struct machines *sim, uint32_t m, struct mjob *job)
     cst_table_chunks(at->table)[c].update_mark = job->command.mark;
 }
 
-static double norm_of(struct machines *sim, uint32_t m)
+static double norm_of(struct machines *sim, uint32_t m, uint64_t mark)
 {
+    struct cst_table_header *table = sim->machines[m].table;
     double squares = 0;
 
     for (uint32_t c = 0; c < sim->n_chunks; c++) {
-        for (uint32_t i = 0; values_trained(sim, c) && i < count_tiles(sim, c); i++) {
+        bool counts = values_trained(sim, c) &&
+                      !cst_table_is_idle(table, cst_table_spans(table) + span_of(sim, m, c), mark);
+
+        for (uint32_t i = 0; counts && i < count_tiles(sim, c); i++) {
             squares += tiles_of(sim, m, c)[i].sum_squares;
         }
     }
@@ -514,7 +552,7 @@ void engine_tell(struct machines *sim, uint32_t m, uint32_t j)
 
     sim->failed = sim->failed || (job.failed && job.command.kind == CST_COMMAND_UPDATE);
     if (job.command.kind == CST_COMMAND_NORM) {
-        event.value = norm_of(sim, m);
+        event.value = norm_of(sim, m, job.command.mark);
     }
     if (event.status != CST_OK && !job.command.may_fail) {
         cancel(at, job.command.ticket);

@@ -60,6 +60,8 @@ static void lay_out(struct machines *sim, uint32_t m)
         .n_nodes = at->n_nodes,
         .world = n_here * sim->block_ranks,
         .grad_bytes = sim->grad_fp32 ? 4 : 2,
+        .states.skips_unused = sim->skips,
+        .states.masters = sim->split ? CST_MASTERS_SPLIT : CST_MASTERS_FP32,
         .machines = {.n = sim->n, .self = m, .copies = sim->copies},
         .partials = {.n_here = sums ? n_here : 1, .n_come = sim->n_blocks - n_here}};
     struct cst_err err;
@@ -201,6 +203,22 @@ void job_open_machine(struct machines *sim, uint32_t m)
     job_open_core(sim, m);
 }
 
+static unsigned draw_chance(struct machines *sim, uint32_t most)
+{
+    return machines_below(sim, 2) == 0 ? 0 : machines_below(sim, most);
+}
+
+/* In half of the runs tensors without a gradient are skipped. */
+static void draw_unused(struct machines *sim)
+{
+    sim->skips = machines_below(sim, 2) == 0;
+    if (sim->skips) {
+        sim->p_lone = draw_chance(sim, 5000);
+        sim->p_discard = draw_chance(sim, 3000);
+        sim->p_zeros = draw_chance(sim, 8000);
+    }
+}
+
 void job_draw(struct machines *sim)
 {
     sim->n = sim->options.n_machines != 0 ? sim->options.n_machines
@@ -212,6 +230,8 @@ void job_draw(struct machines *sim)
     sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
     sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
     sim->p_skip = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 4000);
+    draw_unused(sim);
+    sim->split = machines_below(sim, 3) == 0;
     sim->quiet = machines_below(sim, 4);
     sim->slow = machines_below(sim, 3) == 0 ? 40 : 1;
     for (uint32_t m = 0; m < sim->n; m++) {

@@ -2,10 +2,25 @@
 /* The network between the machines: messages arrive after a random delay, in their order. */
 #include "tests/sim/machines.h"
 
+#include <string.h>
+
 static bool is_connected(const struct machines *sim, uint32_t a, uint32_t b)
 {
     return sim->machines[a].core != NULL && sim->machines[b].core != NULL &&
            (sim->cut[a] >> b & 1) == 0;
+}
+
+/* Keep the bits that @message has borrowed. */
+static void copy_bits(struct machines *sim, struct mmessage *message)
+{
+    struct cst_machine_message *m = &message->m;
+
+    if (m->n_unused > sizeof message->bits) {
+        machines_fail(sim, "%u bytes of bits for %u tensors", m->n_unused, sim->n_chunks);
+    }
+    memcpy(message->bits, m->unused, m->n_unused);
+    m->unused = message->bits;
+    sim->totals->unused += m->kind == CST_MESSAGE_UNUSED;
 }
 
 static void send_to(struct machines *sim, uint32_t from, uint32_t to,
@@ -32,6 +47,7 @@ static void send_to(struct machines *sim, uint32_t from, uint32_t to,
         message->numbers[k] = m->squares != NULL ? m->squares[k] : m->losses[k];
     }
     message->m.squares = message->m.losses = message->numbers;
+    copy_bits(sim, message);
     at = at > sim->arrives[from][to] ? at : sim->arrives[from][to];
     sim->arrives[from][to] = at;
     moments_push(&sim->moments, (struct moment){.at = at, .kind = MOMENT_MESSAGE, .what = i});

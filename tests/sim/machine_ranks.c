@@ -4,6 +4,7 @@
 #include "tests/sim/machines.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 enum asked { WEIGHT, GRAD, RELEASE, HAND_IN, END, STEP, SYNC };
 
@@ -22,6 +23,34 @@ static void go(struct machines *sim, uint32_t m, uint32_t rank, uint32_t most)
     turn(sim, m, rank, MOMENT_GO, machines_delay(sim, most));
 }
 
+/* Fill in what the STEP of @rank says of tensors without a gradient. Sometimes the rank discards
+ * one that others have. */
+static void say_unused(struct machines *sim, uint32_t m, uint32_t rank, struct cst_event *step)
+{
+    struct mrank *r = &sim->machines[m].ranks[rank];
+    uint32_t number = values_rank(sim, m, rank);
+
+    memset(r->without, 0, sizeof r->without);
+    memset(r->discarded, 0, sizeof r->discarded);
+    for (uint32_t t = 0; t < sim->n_chunks; t++) {
+        uint32_t c = sim->model.tensors[t].chunk;
+        bool lies = !sim->harmless && machines_below(sim, 40) == 0 && values_trained(sim, c) &&
+                    values_can_lie(sim, r->step, number, c);
+
+        r->lies = r->lies || lies;
+        r->without[t / 8] =
+            (uint8_t)(r->without[t / 8] | (unsigned)values_is_without(sim, r->step, number, c)
+                                              << t % 8);
+        r->discarded[t / 8] =
+            (uint8_t)(r->discarded[t / 8] |
+                      (unsigned)(lies || values_discards(sim, r->step, number, c)) << t % 8);
+    }
+    step->without = r->without;
+    step->n_without = (sim->n_chunks + 7) / 8;
+    step->discarded = r->discarded;
+    step->n_discarded = (sim->n_chunks + 7) / 8;
+}
+
 /* Ask the core for something. Returns false if the rank does something else meanwhile. */
 static bool ask(struct machines *sim, uint32_t m, uint32_t rank, enum cst_event_kind kind,
                 enum asked what, uint32_t chunk, uint64_t generation)
@@ -38,6 +67,10 @@ static bool ask(struct machines *sim, uint32_t m, uint32_t rank, enum cst_event_
     if (kind == CST_EV_STEP) {
         event.hyper = (struct cst_hyper){.lr = (double)(r->step + 1), .grad_scale = 1};
         event.loss = values_loss(r->step, values_rank(sim, m, rank));
+        r->lies = false;
+        if (sim->skips) {
+            say_unused(sim, m, rank, &event);
+        }
     }
     machines_feed(sim, m, event);
     return r->turn == turns;
@@ -216,6 +249,12 @@ static void stepped(struct machines *sim, uint32_t m, uint32_t rank, const struc
     struct mrank *r = &sim->machines[m].ranks[rank];
     bool skipped = sim->adam[r->step + 1] == sim->adam[r->step];
 
+    if (r->lies) {
+        machines_fail(sim,
+                      "rank %u of machine %u has discarded a gradient that others have, and step "
+                      "%" PRIu64 " is committed",
+                      rank, m, r->step);
+    }
     if (reply->step != r->step + 1 || reply->skipped != skipped ||
         reply->loss != values_mean_loss(sim, r->step)) {
         machines_fail(sim, "rank %u of machine %u: step %" PRIu64 " after %" PRIu64 ", loss %g",
@@ -257,7 +296,9 @@ void ranks_answer(struct machines *sim, uint32_t m, const struct cst_reply *repl
         turn(sim, m, rank, MOMENT_GO, 3000000);
         return;
     }
-    if (reply->status == CST_EPEERDIED || reply->status == CST_ECANCELLED) {
+    sim->totals->lies += r->lies && reply->status == CST_EMISMATCH;
+    if (reply->status == CST_EPEERDIED || reply->status == CST_ECANCELLED ||
+        (reply->status == CST_EMISMATCH && sim->skips && !sim->harmless)) {
         give_up(sim, m, rank);
         return;
     }

@@ -11,9 +11,9 @@ uint64_t values_initial(const struct machines *sim, uint32_t chunk)
     return memory_mix(sim->options.seed, 1000 + chunk);
 }
 
-uint64_t values_state(uint64_t state, uint64_t sum)
+uint64_t values_state(uint64_t state, uint64_t sum, uint64_t number)
 {
-    return memory_mix(state + 1, sum);
+    return memory_mix(memory_mix(state + 1, sum), number);
 }
 
 uint64_t values_weight(uint64_t state)
@@ -36,9 +36,22 @@ uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank)
     return (uint32_t)__builtin_ctzll(blocks) * sim->block_ranks + rank % sim->block_ranks;
 }
 
+/* A lot of @chunk in @step, below 10000; @salt tells lots apart. */
+static uint64_t lot(const struct machines *sim, uint64_t step, uint32_t chunk, uint32_t salt)
+{
+    return memory_mix(memory_mix(sim->options.seed, step), salt + chunk) % 10000;
+}
+
 static bool skips(const struct machines *sim, uint64_t step, uint32_t chunk)
 {
-    return memory_mix(memory_mix(sim->options.seed, step), 5000 + chunk) % 10000 < sim->p_skip;
+    return lot(sim, step, chunk, 5000) < sim->p_skip;
+}
+
+/* True if one rank of the job alone has a gradient of @chunk, which is not @rank. */
+static bool is_left_out(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk)
+{
+    return lot(sim, step, chunk, 6000) < sim->p_lone &&
+           lot(sim, step, chunk, 6100) % sim->n_ranks != rank;
 }
 
 bool values_uses(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk)
@@ -73,7 +86,54 @@ bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, u
     uint64_t salt = memory_mix(sim->options.seed * 64 + rank, step * 256 + micro * 16 + chunk);
 
     return values_trained(sim, chunk) && salt % 10000 >= sim->p_leave_out &&
-           !skips(sim, step, chunk) && (!sim->single[chunk] || is_first(sim, rank));
+           !skips(sim, step, chunk) && !is_left_out(sim, step, rank, chunk) &&
+           (!sim->single[chunk] || is_first(sim, rank));
+}
+
+bool values_is_without(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk)
+{
+    bool any = false;
+
+    for (uint32_t micro = 0; micro < sim->micro_batches; micro++) {
+        any = any || values_hands_in(sim, step, rank, micro, chunk);
+    }
+    return !any || lot(sim, step, chunk, 7000 + 100 * rank) < sim->p_zeros;
+}
+
+bool values_discards(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk)
+{
+    return lot(sim, step, chunk, 6200) < sim->p_discard &&
+           !values_is_without(sim, step, rank, chunk);
+}
+
+/* The number of ranks with a gradient of @chunk that is not discarded; *first is the first one. */
+static uint32_t count_contributors(const struct machines *sim, uint64_t step, uint32_t chunk,
+                                   uint32_t *first)
+{
+    uint32_t n = 0;
+
+    for (uint32_t rank = sim->n_ranks; rank-- > 0;) {
+        if (!values_is_without(sim, step, rank, chunk) &&
+            !values_discards(sim, step, rank, chunk)) {
+            *first = rank;
+            n++;
+        }
+    }
+    return n;
+}
+
+bool values_can_lie(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk)
+{
+    uint32_t first = 0;
+
+    return count_contributors(sim, step, chunk, &first) > 1 && first == rank;
+}
+
+bool values_is_idle(const struct machines *sim, uint64_t step, uint32_t chunk)
+{
+    uint32_t first;
+
+    return sim->skips && count_contributors(sim, step, chunk, &first) == 0;
 }
 
 uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
@@ -158,6 +218,44 @@ static uint32_t tiles_of(const struct machines *sim, uint32_t chunk)
     return (uint32_t)cst_table_n_tiles(sim->model.tensors[chunk].n_elems);
 }
 
+/* What step @s makes of @chunk; @skipped: nothing. */
+static void step_chunk(struct machines *sim, uint64_t s, uint32_t c, bool skipped)
+{
+    struct cst_table_steps *steps = &sim->steps[s + 1][c];
+    bool trained = values_trained(sim, c), idle = trained && values_is_idle(sim, s, c);
+
+    sim->states[s + 1][c] = sim->states[s][c];
+    sim->weights[s + 1][c] = sim->weights[s][c];
+    *steps = sim->steps[s][c];
+    if (skipped || !trained) {
+        return;
+    }
+    steps->missed += idle;
+    if (!idle) {
+        steps->last = sim->adam[s + 1];
+        sim->states[s + 1][c] =
+            values_state(sim->states[s][c], sim->sums[s][c], sim->adam[s + 1] - steps->missed);
+        sim->weights[s + 1][c] = values_weight(sim->states[s + 1][c]);
+    }
+}
+
+/* The norm of step @s, whose sums are made. An idle chunk adds nothing to it. */
+static double norm_of(struct machines *sim, uint64_t s)
+{
+    double squares = 0;
+
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        if (!values_trained(sim, c)) {
+            continue;
+        }
+        sim->sums[s][c] = sum_of(sim, s, c);
+        for (uint32_t i = 0; i < tiles_of(sim, c) && !values_is_idle(sim, s, c); i++) {
+            squares += values_square(sim->sums[s][c], i);
+        }
+    }
+    return values_norm(squares);
+}
+
 void values_open(struct machines *sim)
 {
     for (uint32_t c = 0; c < sim->n_chunks; c++) {
@@ -165,28 +263,13 @@ void values_open(struct machines *sim)
         sim->weights[0][c] = values_weight(sim->states[0][c]);
     }
     for (uint64_t s = 0; s < sim->options.n_steps; s++) {
-        double squares = 0;
         bool skipped;
 
-        for (uint32_t c = 0; c < sim->n_chunks; c++) {
-            if (!values_trained(sim, c)) {
-                continue;
-            }
-            sim->sums[s][c] = sum_of(sim, s, c);
-            for (uint32_t i = 0; i < tiles_of(sim, c); i++) {
-                squares += values_square(sim->sums[s][c], i);
-            }
-        }
-        sim->squares[s] = values_norm(squares);
+        sim->squares[s] = norm_of(sim, s);
         skipped = sim->squares[s] > 1e300;
         sim->adam[s + 1] = sim->adam[s] + !skipped;
         for (uint32_t c = 0; c < sim->n_chunks; c++) {
-            bool stays = skipped || !values_trained(sim, c);
-
-            sim->states[s + 1][c] =
-                stays ? sim->states[s][c] : values_state(sim->states[s][c], sim->sums[s][c]);
-            sim->weights[s + 1][c] =
-                stays ? sim->weights[s][c] : values_weight(sim->states[s + 1][c]);
+            step_chunk(sim, s, c, skipped);
         }
     }
 }

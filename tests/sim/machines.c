@@ -345,19 +345,27 @@ void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *rep
 
 /* -- the end ---------------------------------------------------------------------------------- */
 
+/* The states and the steps that machine @m has must have the bits of those of one machine. */
 static void check_rows(const struct machines *sim, uint32_t m)
 {
     const struct machine *at = &sim->machines[m];
-    uint64_t last = sim->options.n_steps;
+    uint64_t last = sim->options.n_steps, weights[MACHINES_CHUNKS], states[MACHINES_CHUNKS];
+    uint64_t missed[MACHINES_CHUNKS], want[MACHINES_CHUNKS];
 
+    cst_core_missed_steps(at->core, missed);
     for (uint32_t c = 0; c < sim->n_chunks; c++) {
         bool keeps = values_trained(sim, c) && !at->layout.chunks[c].away;
 
-        if (memory_read(&at->weights[c]) != sim->weights[last][c] ||
-            (keeps && memory_read(&at->states[c]) != sim->states[last][c])) {
-            machines_fail(sim, "machine %u: chunk %u is not as after step %" PRIu64 " at the end",
-                          m, c, last);
-        }
+        weights[c] = memory_read(&at->weights[c]);
+        states[c] = keeps ? memory_read(&at->states[c]) : sim->states[last][c];
+        want[c] = sim->skips ? sim->steps[last][c].missed : 0;
+    }
+    if (memcmp(weights, sim->weights[last], sim->n_chunks * sizeof weights[0]) != 0 ||
+        memcmp(states, sim->states[last], sim->n_chunks * sizeof states[0]) != 0) {
+        machines_fail(sim, "machine %u: weights or states are not as after step %" PRIu64, m, last);
+    }
+    if (memcmp(missed, want, sim->n_chunks * sizeof missed[0]) != 0) {
+        machines_fail(sim, "machine %u: other steps are missed than up to step %" PRIu64, m, last);
     }
 }
 
@@ -378,7 +386,9 @@ static uint64_t formula(const struct machines *sim)
             sum += elems * row *
                    (sim->single[c] ? sim->n - 1 : sim->n_blocks - sim->machines[home].n_blocks);
             sum += elems * row * (sim->copies - 1); /* sums */
-            sum += sim->adam[s + 1] > sim->adam[s] ? elems * weight * (sim->n - sim->copies) : 0;
+            if (sim->adam[s + 1] > sim->adam[s] && !values_is_idle(sim, s, c)) {
+                sum += elems * weight * (sim->n - sim->copies);
+            }
         }
     }
     return sum;
@@ -412,7 +422,7 @@ static void check_end(struct machines *sim, uint64_t bytes)
         }
         check_rows(sim, m);
     }
-    if (sim->harmless && sim->p_leave_out == 0 && sim->p_skip == 0) {
+    if (sim->harmless && sim->p_leave_out == 0 && sim->p_skip == 0 && sim->p_lone == 0) {
         if (bytes != formula(sim)) {
             machines_fail(sim, "%" PRIu64 " bytes were copied, not %" PRIu64, bytes, formula(sim));
         }
@@ -470,6 +480,22 @@ static void play(struct machines *sim, const struct moment *moment)
     }
 }
 
+/* Count the chunks of step @s without a gradient, on several machines. */
+static void count_unused(const struct machines *sim, uint64_t s)
+{
+    for (uint32_t c = 0; sim->skips && sim->n > 1 && c < sim->n_chunks; c++) {
+        uint32_t with = 0, discarding = 0;
+
+        for (uint32_t rank = 0; values_trained(sim, c) && rank < sim->n_ranks; rank++) {
+            with += !values_is_without(sim, s, rank, c);
+            discarding += values_discards(sim, s, rank, c);
+        }
+        sim->totals->idle += values_trained(sim, c) && values_is_idle(sim, s, c);
+        sim->totals->lone += with == 1;
+        sim->totals->discards += discarding > 0;
+    }
+}
+
 void machines_run(const struct machines_options *options, struct machines_totals *totals)
 {
     struct machines *sim = must(calloc(1, sizeof *sim));
@@ -500,7 +526,9 @@ void machines_run(const struct machines_options *options, struct machines_totals
     totals->alone += sim->n == 1;
     for (uint64_t s = 0; s < options->n_steps; s++) {
         totals->skipped += sim->adam[s + 1] == sim->adam[s];
+        count_unused(sim, s);
     }
+    totals->skips += sim->skips;
     job_close(sim);
     free(sim);
 }

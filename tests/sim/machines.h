@@ -56,6 +56,12 @@ struct machines_totals {
     uint64_t tensors;     /* fp32 tensors that are trained */
     uint64_t single;      /* tensors of one rank of each machine */
     uint64_t alone;       /* runs on one machine */
+    uint64_t skips;       /* runs that skip tensors without a gradient */
+    uint64_t idle;     /* chunks without a gradient in a step of such a run, on several machines */
+    uint64_t lone;     /* chunks of which one rank of a job on several machines has a gradient */
+    uint64_t discards; /* chunks whose gradients are discarded by all ranks that have one */
+    uint64_t lies;     /* attempts that ended because a rank alone has discarded one */
+    uint64_t unused;   /* messages of tensors without a gradient */
 };
 
 /* A command that was given to an engine. */
@@ -78,6 +84,8 @@ struct mrank {
     uint32_t micro, at, waiting;
     uint64_t weight, grad; /* generations of the leases */
     uint32_t weight_block, grad_block;
+    uint8_t without[(MACHINES_CHUNKS + 7) / 8], discarded[(MACHINES_CHUNKS + 7) / 8]; /* of STEP */
+    bool lies; /* It has discarded a gradient that others have: the step must not be committed. */
 };
 
 struct machine {
@@ -116,6 +124,7 @@ struct mmessage {
     uint64_t order; /* the number of messages that were sent before */
     struct cst_machine_message m;
     double numbers[3 * MACHINES_RANKS];
+    uint8_t bits[(MACHINES_CHUNKS + 7) / 8];
 };
 
 struct machines {
@@ -126,8 +135,13 @@ struct machines {
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
-    uint32_t slow;     /* by how much copies from other machines are slower than other commands */
-    unsigned p_skip;   /* chance of a chunk that nobody uses in a step, per 10000 */
+    uint32_t slow;   /* by how much copies from other machines are slower than other commands */
+    unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
+    bool split;      /* Master weights are split. */
+    bool skips;      /* Tensors without a gradient are skipped. */
+    /* If so, chances per 10000: that one rank of the job alone has a gradient of a chunk, that all
+     * ranks discard it, that a rank hands in zeros and has none. */
+    unsigned p_lone, p_discard, p_zeros;
     uint64_t told;     /* the last step that a rank was told as committed */
     uint32_t quiet;    /* chance of a delay of 0 in four */
     uint32_t n_faults; /* Transfers that are still to fail. */
@@ -151,6 +165,8 @@ struct machines {
     uint64_t states[MACHINES_STEPS + 1][MACHINES_CHUNKS];
     uint64_t sums[MACHINES_STEPS + 1][MACHINES_CHUNKS]; /* [s]: of step s, from 0 */
     double squares[MACHINES_STEPS + 1];
+    /* Of each chunk, after so many steps. */
+    struct cst_table_steps steps[MACHINES_STEPS + 1][MACHINES_CHUNKS];
 };
 
 void machines_run(const struct machines_options *options, struct machines_totals *totals);
@@ -201,6 +217,14 @@ void values_open(struct machines *sim);
 /* True if rank @rank of the job hands in a gradient of @chunk. */
 bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t micro,
                      uint32_t chunk);
+/* What rank @rank of the job says of @chunk in its STEP: it has no gradient, or it discards it. */
+bool values_is_without(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk);
+bool values_discards(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk);
+/* True if rank @rank is the first one of several with a gradient of @chunk that is not discarded:
+ * it must not discard its own. */
+bool values_can_lie(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk);
+/* True if the update of @step, which is not skipped, leaves @chunk as it is. */
+bool values_is_idle(const struct machines *sim, uint64_t step, uint32_t chunk);
 uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
                              uint32_t micro, uint32_t chunk, uint64_t weights);
 double values_loss(uint64_t step, uint32_t rank);
@@ -212,7 +236,8 @@ double values_norm(double squares);
 uint64_t values_add(uint64_t sum, uint64_t next);
 /* The master weights of @chunk that every machine writes before the first step. */
 uint64_t values_initial(const struct machines *sim, uint32_t chunk);
-uint64_t values_state(uint64_t state, uint64_t sum);
+/* @number: which of the updates of the chunk it is. */
+uint64_t values_state(uint64_t state, uint64_t sum, uint64_t number);
 uint64_t values_weight(uint64_t state);
 /* The number in the job of rank @rank of machine @m. */
 uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank);
