@@ -394,12 +394,16 @@ END_TEST
  * another machine is answered with its name. */
 START_TEST(machine_is_gone)
 {
+    static const char *const names[] = {"b", "this node"};
+
+    machines.names = _i == 0 ? NULL : names;
     come_to_ready();
     feed((struct cst_event){.kind = CST_EV_MACHINES, .epoch = 2, .members = 2});
     ck_assert_int_eq(stats_of_core().phase, CST_PHASE_INTERRUPTED);
     ck_assert_int_eq(ask(CST_EV_SYNC, 0, 0).status, CST_ELOST);
-    ck_assert_msg(strstr(replies[0].err.text, "(machine 0): 0, 2;") != NULL, "%s",
-                  replies[0].err.text);
+    ck_assert_msg(strstr(replies[0].err.text, _i == 0 ? "(machine 0): 0, 2;" : "(node b): 0, 2;") !=
+                      NULL,
+                  "%s", replies[0].err.text);
     feed((struct cst_event){
         .kind = CST_EV_READ, .tag = ++tag, .tensor = 0, .row = CST_ROW_MASTER, .n_elems = 1});
     ck_assert_int_eq(replies[0].status, CST_EUNSUPPORTED);
@@ -412,8 +416,8 @@ START_TEST(machine_is_gone)
 
         cst_core_step(core, &tick, &actions);
         ck_assert_int_eq(actions.v[0].reply.status, CST_ETIMEDOUT);
-        ck_assert_msg(strstr(actions.v[0].reply.err.text, "machine 0") != NULL, "%s",
-                      actions.v[0].reply.err.text);
+        ck_assert_msg(strstr(actions.v[0].reply.err.text, _i == 0 ? "machine 0" : "node b") != NULL,
+                      "%s", actions.v[0].reply.err.text);
     }
 }
 END_TEST
@@ -635,7 +639,7 @@ int main(void)
     tcase_add_test(tcase, abort_overtakes_commit);
     tcase_add_test(tcase, not_ready);
     tcase_add_test(tcase, attempts_of_partials);
-    tcase_add_test(tcase, machine_is_gone);
+    tcase_add_loop_test(tcase, machine_is_gone, 0, 2);
     tcase_add_loop_test(tcase, decision_of_another, 0, 2);
     tcase_add_test(tcase, wrong_messages);
     tcase_add_test(tcase, sum_waits);
