@@ -93,6 +93,8 @@ must_say b '^nodes +epoch [0-9]+ holds, with ' job job1
 must_say b '^job1 .* 1 of 2 ' jobs
 must_say a '^NODE +STATE +SINCE +ROUND TRIP +RECEIVED +SENT +JOBS ' node list
 must_say a '^b +up .* job[12], job[12] ' node list
+must_say a '^nodes +1 of 1 others have a link' stat
+must_say a '^cistern_nodes_up 1$' metrics
 on a node list --json >"$tmp/nodes"
 moved=$(for job in job1 job2; do of a $job '.nodes[1].received_bytes'; done | jq -s add)
 jq -e --argjson moved "$moved" '.[1] | .state == "up" and .job_count == 2 and (.jobs | sort == ["job1", "job2"]) and .round_trip_s > 0
