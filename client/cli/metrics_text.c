@@ -47,6 +47,8 @@ static const struct row node_rows[] = {
     {"cistern_pool_blocks_bytes", GAUGE, BLOCKS, "pool.pending", "state=\"pending\""},
     {"cistern_pool_blocks_bytes", GAUGE, BLOCKS, "pool.quarantined", "state=\"quarantined\""},
     {"cistern_jobs", GAUGE, "Jobs of all users.", "n_jobs", NULL},
+    {"cistern_nodes", GAUGE, "Other nodes that this one trusts.", "n_nodes", NULL},
+    {"cistern_nodes_up", GAUGE, "Those of them to which there is a link.", "n_nodes_up", NULL},
     {"cistern_sessions", GAUGE, "Connections to the daemon.", "n_sessions", NULL},
     {"cistern_requests_total", COUNTER, "Requests to the daemon.", "n_requests", NULL},
     {"cistern_open_descriptors", GAUGE, "Open file descriptors of the daemon.", "n_fds", NULL},

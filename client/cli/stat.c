@@ -301,6 +301,10 @@ static void print_node(const Cistern__StatReply *stat, FILE *out)
     if (stat->pool != NULL) {
         print_books(stat->pool, out);
     }
+    if (stat->has_n_nodes && stat->n_nodes > 0) {
+        (void)fprintf(out, "nodes     %u of %u others have a link ('cistern node list')\n",
+                      stat->n_nodes_up, stat->n_nodes);
+    }
     if (stat->rates != NULL) {
         (void)fprintf(
             out, "rates     %s%s\n", stat->rates,

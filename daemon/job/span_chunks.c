@@ -176,7 +176,8 @@ bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *ou
                                       .self = span->self,
                                       .copies =
                                           job->spec.nodes.copies > 0 ? job->spec.nodes.copies : 1,
-                                      .engine = span->engine};
+                                      .engine = span->engine,
+                                      .names = span->names};
     for (uint32_t m = 0; m < span->n; m++) {
         const uint32_t n = cstd_span_blocks(job, span->machines[m].world);
 

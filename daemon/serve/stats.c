@@ -17,6 +17,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
+#include "daemon/links/links.h"
 #include "daemon/memory/memory.h"
 #include "daemon/serve/server.h"
 #include "daemon/session/session.h"
@@ -268,6 +269,22 @@ static size_t fill_drives(const struct cstd_daemon *daemon, Cistern__DriveInfo *
     return drives->n;
 }
 
+/* Count the other nodes and the links to them. */
+static void fill_nodes(const struct cstd_daemon *daemon, Cistern__StatReply *out)
+{
+    const struct cstd_machine *machine;
+
+    if (daemon->links == NULL) {
+        return;
+    }
+    out->has_n_nodes = out->has_n_nodes_up = 1;
+    TAILQ_FOREACH(machine, cstd_links_machines(daemon->links), link)
+    {
+        out->n_nodes++;
+        out->n_nodes_up += machine->up != NULL;
+    }
+}
+
 void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
 {
     struct cstd_daemon *daemon = session->daemon;
@@ -314,6 +331,7 @@ void cstd_serve_stat(struct cstd_session *session, uint64_t id, void *body)
         reply.gpu = daemon->gpus->why;
     }
     reply.socket = daemon->server->user.path;
+    fill_nodes(daemon, &reply);
     reply.rates = daemon->planner->from;
     reply.cgroup = cst_cgroup_of("", 0, cgroup) ? cgroup : NULL;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_STAT_REPLY, &reply.base, NULL, 0);

@@ -59,6 +59,9 @@ struct cst_core_machines {
      * numbered rank block by rank block. */
     uint64_t rank_blocks;
     uint32_t engine; /* The engine that copies from other machines. */
+    /* Per machine: the name of its node, for texts of others; borrowed while the core is open.
+     * NULL: texts have the numbers of machines. */
+    const char *const *names;
 };
 
 /* What a commit does, the same on all machines. All bytes are set, so that two decisions can be

@@ -44,14 +44,18 @@ static void name_chunks(const struct cst_core *core, char *text, size_t size)
     }
 }
 
-static void name_machines(uint64_t machines, char *text, size_t size)
+static void name_machines(const struct cst_core *core, uint64_t machines, char *text, size_t size)
 {
+    const char *const *names = core->machines->names;
     size_t n = 0;
 
     text[0] = '\0';
     for (; machines != 0 && n < size; machines &= machines - 1) {
-        n += (size_t)snprintf(text + n, size - n, "%smachine %d", n > 0 ? ", " : "",
-                              __builtin_ctzll(machines));
+        const int m = __builtin_ctzll(machines);
+
+        n += (size_t)(names != NULL
+                          ? snprintf(text + n, size - n, "%snode %s", n > 0 ? ", " : "", names[m])
+                          : snprintf(text + n, size - n, "%smachine %d", n > 0 ? ", " : "", m));
     }
 }
 
@@ -80,7 +84,7 @@ static void see_missing(struct cst_core *core)
     char machines[96], chunks[128];
 
     a->missing.status = CST_OK;
-    name_machines(gone(core), machines, sizeof machines);
+    name_machines(core, gone(core), machines, sizeof machines);
     name_chunks(core, chunks, sizeof chunks);
     if (chunks[0] == '\0') {
         return;
@@ -128,7 +132,7 @@ void cst_epochs_name_missing(const struct cst_core *core, char *text, size_t siz
             missing |= cst_machine_bit(m);
         }
     }
-    name_machines(missing, text, size);
+    name_machines(core, missing, text, size);
 }
 
 bool cst_epochs_await_ranks(const struct cst_core *core)

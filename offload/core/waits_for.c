@@ -18,24 +18,36 @@ static uint64_t machines_of(const struct cst_core *core, uint64_t blocks)
     return machines;
 }
 
-/* The machines that lack for the gradient of chunk @c. */
-static uint64_t missing_for(const struct cst_core *core, uint32_t c)
+/* The machines of which partials of chunk @c are missing here, in its home. */
+static uint64_t missing_partials(const struct cst_core *core, uint32_t c)
 {
     const struct cst_chunk_partials *chunk = &core->partials.chunks[c];
-    const uint32_t home = cst_membership_home(core, c);
     const struct cst_when now = cst_membership_now(core);
     const struct cst_partials_sum *sum;
     uint64_t come;
 
-    if (chunk->state != CST_PARTIALS_HERE || home == CST_NONE) {
+    if (chunk->state != CST_PARTIALS_HERE || !cst_membership_is_home(core, c)) {
         return 0;
-    }
-    if (home != core->machines->self) {
-        return cst_machine_bit(home);
     }
     sum = &core->partials.sums[chunk->slot];
     come = cst_when_compare(&sum->when, &now) == 0 ? sum->come : 0;
     return machines_of(core, ~come & ~core->partials.here);
+}
+
+/* The homes of which sums are missing. They can wait themselves for one that @partials has: then
+ * that one is meant. */
+static uint64_t missing_sums(const struct cst_core *core, uint64_t partials)
+{
+    uint64_t homes = 0;
+
+    for (uint32_t c = 0; c < core->n_chunks && partials == 0; c++) {
+        const uint32_t home = cst_membership_home(core, c);
+
+        if (core->partials.chunks[c].state == CST_PARTIALS_HERE && home != CST_NONE) {
+            homes |= cst_machine_bit(home);
+        }
+    }
+    return partials | homes;
 }
 
 /* The coordinator waits for members that are not READY, or not SYNCED. */
@@ -65,8 +77,9 @@ uint64_t cst_core_waits_for(const struct cst_core *core, uint64_t *since_ns)
     *since_ns = core->machine_waits.since;
     if (core->attempt.closing && !core->agreement.ready) {
         for (uint32_t c = 0; c < core->n_chunks; c++) {
-            machines |= missing_for(core, c);
+            machines |= missing_partials(core, c);
         }
+        machines = missing_sums(core, machines);
     } else if (cst_membership_is_coordinator(core)) {
         machines = missing_members(core);
     } else {

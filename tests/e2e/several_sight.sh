@@ -21,8 +21,8 @@ train() {
     local job=$1 r
     shift
     pids=()
-    for r in 0 1; do
-        ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${nodes[r]}/run/cistern.sock" --job "$job" --world 1 --all-ranks 2 \
+    for r in "${!nodes[@]}"; do
+        ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${nodes[r]}/run/cistern.sock" --job "$job" --world 1 --all-ranks ${#nodes[@]} \
             --first-rank "$r" "$@" >"$tmp/$job.$r.log" 2>&1 &
         pids[r]=$!
     done
@@ -93,6 +93,8 @@ must_say b '^nodes +epoch [0-9]+ holds, with ' job job1
 must_say b '^job1 .* 1 of 2 ' jobs
 must_say a '^NODE +STATE +SINCE +ROUND TRIP +RECEIVED +SENT +JOBS ' node list
 must_say a '^b +up .* job[12], job[12] ' node list
+must_say a '^nodes +1 of 1 others have a link' stat
+must_say a '^cistern_nodes_up 1$' metrics
 on a node list --json >"$tmp/nodes"
 moved=$(for job in job1 job2; do of a $job '.nodes[1].received_bytes'; done | jq -s add)
 jq -e --argjson moved "$moved" '.[1] | .state == "up" and .job_count == 2 and (.jobs | sort == ["job1", "job2"]) and .round_trip_s > 0
@@ -113,6 +115,32 @@ on a rm job1 >"$tmp/out" || fail "rm job1"
 on b rm job2 --json | jq -e '.left_on == []' >"$tmp/jq.log" || fail "rm job2 --json"
 for node in "${nodes[@]}"; do
     poll has_no_job "$node"
+done
+
+# All of three nodes name the slow one, also if they wait for another one that waits for it.
+start_node c
+acquaint a b c
+nodes=(a b c)
+train chain --steps 40
+poll is a chain '.step >= 2'
+kill -STOP "${pids[2]}"
+for node in a b; do
+    poll says $node '^chain .* waits for node c, for [0-9]+ s' jobs
+done
+began=$(date +%s%N)
+for node in a b; do
+    must_say $node 'step waits for node c: [0-9]+ %, now for ' job chain
+done
+ended=$(date +%s%N)
+kill -CONT "${pids[2]}"
+finish_ranks
+for node in a b; do
+    is $node chain ".nodes[2].wait_seconds * 1e9 >= $((ended - began))" || fail "$((ended - began)) ns: $(of $node chain .nodes)"
+done
+on c rm chain >"$tmp/out" || fail "rm chain"
+nodes=(a b)
+for node in a b c; do
+    poll has_no_job $node
 done
 
 # A slow node is named while the step waits for it and afterwards: all of the time is charged to it.

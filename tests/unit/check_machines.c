@@ -209,12 +209,16 @@ END_TEST
  * another machine is answered with its name. */
 START_TEST(machine_is_gone)
 {
+    static const char *const names[] = {"b", "this node"};
+
+    rig.machines.names = _i == 0 ? NULL : names;
     come_to_ready();
     machines_rig_feed((struct cst_event){.kind = CST_EV_MACHINES, .epoch = 2, .members = 2});
     ck_assert_int_eq(machines_rig_stats().phase, CST_PHASE_INTERRUPTED);
     ck_assert_int_eq(machines_rig_ask(CST_EV_SYNC, 0, 0).status, CST_ELOST);
-    ck_assert_msg(strstr(rig.replies[0].err.text, "(machine 0): 0, 2;") != NULL, "%s",
-                  rig.replies[0].err.text);
+    ck_assert_msg(
+        strstr(rig.replies[0].err.text, _i == 0 ? "(machine 0): 0, 2;" : "(node b): 0, 2;") != NULL,
+        "%s", rig.replies[0].err.text);
     machines_rig_feed((struct cst_event){
         .kind = CST_EV_READ, .tag = ++rig.tag, .tensor = 0, .row = CST_ROW_MASTER, .n_elems = 1});
     ck_assert_int_eq(rig.replies[0].status, CST_EUNSUPPORTED);
@@ -227,8 +231,9 @@ START_TEST(machine_is_gone)
 
         cst_core_step(rig.core, &tick, &rig.actions);
         ck_assert_int_eq(rig.actions.v[0].reply.status, CST_ETIMEDOUT);
-        ck_assert_msg(strstr(rig.actions.v[0].reply.err.text, "machine 0") != NULL, "%s",
-                      rig.actions.v[0].reply.err.text);
+        ck_assert_msg(strstr(rig.actions.v[0].reply.err.text, _i == 0 ? "machine 0" : "node b") !=
+                          NULL,
+                      "%s", rig.actions.v[0].reply.err.text);
     }
 }
 END_TEST
@@ -454,7 +459,7 @@ START_TEST(waits_of_others)
 
     rig.how.machines.n = rig.machines.n = rig.machines.n_rank_blocks = 3;
     rig.how.partials.n_come = 2;
-    ck_assert_msg(try_open() == CST_OK, "%s", rig.err.text);
+    ck_assert_msg(machines_rig_try_open() == CST_OK, "%s", rig.err.text);
     machines_rig_feed((struct cst_event){.kind = CST_EV_ATTACH});
     machines_rig_feed((struct cst_event){.kind = CST_EV_MACHINES, .epoch = 1, .members = 7});
     machines_rig_hear((struct cst_machine_message){.kind = CST_MESSAGE_RECORD, .rank_blocks = 1});
@@ -483,7 +488,7 @@ int main(void)
     tcase_add_test(tcase, abort_overtakes_commit);
     tcase_add_test(tcase, not_ready);
     tcase_add_test(tcase, attempts_of_partials);
-    tcase_add_test(tcase, machine_is_gone);
+    tcase_add_loop_test(tcase, machine_is_gone, 0, 2);
     tcase_add_loop_test(tcase, decision_of_another, 0, 2);
     tcase_add_test(tcase, wrong_messages);
     tcase_add_test(tcase, sum_waits);
