@@ -7,8 +7,8 @@
 start_node() {
     mkdir "$tmp/$1" "$tmp/$1/run"
     ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
-    printf '[node]\nname = %s\nlisten = 127.0.0.1:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\nwait = %s\n' \
-        "$1" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" "${node_wait:-30}" >"$tmp/$1/conf"
+    printf '[node]\nname = %s\nlisten = %s:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\nwait = %s\n' \
+        "$1" "${node_host:-127.0.0.1}" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" "${node_wait:-30}" >"$tmp/$1/conf"
     : >"$tmp/$1/nodes"
     start "$1" "${@:3}" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
     await_node "$1"

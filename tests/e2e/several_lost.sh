@@ -19,15 +19,22 @@ model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --steps $((40 + 60
     --chunk 40000)
 write_text 400
 places=(a b c) # The node of each rank.
+n_ranks=3
 
 # Start rank $2 of job $1 on its node, with the options $3... Sets pids[$2].
 rank() {
     local job=$1 r=$2 out=()
     shift 2
     [ "$r" -gt 0 ] || out=(--loss-file "$tmp/$job.losses")
-    ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${places[r]}/run/cistern.sock" --job "$job" --world 1 --all-ranks 3 \
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${places[r]}/run/cistern.sock" --job "$job" --world 1 --all-ranks "$n_ranks" \
         --first-rank "$r" "${out[@]}" "$@" >>"$tmp/$job.$r.log" 2>&1 &
     pids[r]=$!
+}
+
+# The same in the foreground.
+rank_alone() {
+    rank "$@"
+    wait "${pids[$2]}"
 }
 
 # True when job $1 has made $2 steps, by node $3.
@@ -98,3 +105,56 @@ done
 cmp "$tmp/calm.losses" "$tmp/lost.losses" || fail "other losses after a node was lost: $(diff "$tmp/calm.losses" "$tmp/lost.losses" | head -4)"
 states_are lost
 printf 'after %d lost nodes: the same losses and states\n' "$n_losses"
+
+# With one copy, states are lost with a node: the job does not go on, and says so; its last checkpoint does.
+pids=()
+for r in 0 1 2; do
+    rank single "$r"
+done
+poll has_made single 20 a
+on "${places[1]}" save single "$tmp/saved-single" >"$tmp/single.save.log" 2>&1 || fail "single: save"
+at=$(ls "$tmp/saved-single")
+at=${at#step-}
+lose_node "${places[2]}" 2
+again "${places[2]}"
+! rank_alone single 2 || fail "a part without states has joined"
+has "no node with a link has the states of tensor .*load a checkpoint" "$tmp/single.2.log" || fail "said: $(tail -n 1 "$tmp/single.2.log")"
+for r in 0 1; do
+    ! wait "${pids[r]}" || fail "rank $r has trained without the states of rank 2"
+done
+has "states" "$tmp/single.0.log" || fail "rank 0 said: $(tail -n 1 "$tmp/single.0.log")"
+for node in "${places[@]}"; do
+    on "$node" rm single >"$tmp/removed.log" 2>&1 || true
+    poll has_no_job "$node"
+done
+for r in 0 1 2; do
+    rank single "$r" --resume "$tmp/saved-single"
+done
+for pid in "${pids[@]}"; do
+    wait "$pid" || fail "single: a rank failed"
+done
+n=$(($(wc -l <"$tmp/calm.losses") - 10#$at))
+tail -n $n "$tmp/single.losses" | cmp - <(tail -n $n "$tmp/calm.losses") || fail "other losses after a checkpoint"
+printf 'one copy: a lost node ends the job, and its checkpoint of step %d goes on\n' "$((10#$at))"
+
+# Of two nodes, the other one goes on alone when the lost one says that it has lost its part.
+n_ranks=2
+for job in calm-pair pair; do
+    pids=()
+    for r in 0 1; do
+        rank "$job" "$r" --copies 2
+    done
+    if [ "$job" = pair ]; then
+        poll has_made pair $((20 + RANDOM % 30)) a
+        lose_node "${places[1]}" 1
+        again "${places[1]}"
+        rank pair 1 --copies 2
+    fi
+    for pid in "${pids[@]}"; do
+        wait "$pid" || fail "$job: a rank failed"
+    done
+    on a rm "$job" >"$tmp/removed.log" || fail "rm $job"
+    poll has_no_job "${places[1]}"
+done
+cmp "$tmp/calm-pair.losses" "$tmp/pair.losses" || fail "two nodes: other losses after one was lost"
+printf 'of two nodes one was lost: the same losses\n'
