@@ -135,6 +135,10 @@ for pid in "${pids[@]}"; do
 done
 n=$(($(wc -l <"$tmp/calm.losses") - 10#$at))
 tail -n $n "$tmp/single.losses" | cmp - <(tail -n $n "$tmp/calm.losses") || fail "other losses after a checkpoint"
+on a rm single >"$tmp/removed.log" || fail "rm single"
+for node in "${places[@]}"; do
+    poll has_no_job "$node"
+done
 printf 'one copy: a lost node ends the job, and its checkpoint of step %d goes on\n' "$((10#$at))"
 
 # Of two nodes, the other one goes on alone when the lost one says that it has lost its part.
