@@ -51,6 +51,7 @@ void cstd_span_tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64
     here.has_heard = heard != 0;
     here.heard = heard;
     here.has_goes_on = here.goes_on = job->span->is_complete;
+    here.has_keeps_lost = here.keeps_lost = job->daemon->revival->n_lost > 0;
     if (here.options.len > sizeof options) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job),
                        "its options do not fit into a message");
@@ -479,6 +480,7 @@ static int on_none(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     struct cstd_span_machine *machine;
     struct cstd_job *job;
     struct cst_err why;
+    char text[160];
 
     if (none == NULL) {
         return cst_err_set(err, CST_EPROTO, "no answer about a job");
@@ -487,23 +489,31 @@ static int on_none(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && job->span->life == none->from->life &&
         job->span->state == CSTD_SPAN_JOINED && job->span->members != NULL) {
-        (void)cst_err_set(&why, CST_ELOST, "node '%s' has lost its part of job '%s'",
-                          peer->entry.name, job->name);
-        end_with(job, machine, false, &why);
+        if (none->replaced) {
+            (void)snprintf(text, sizeof text,
+                           "node '%s' goes on with another part in place of this one",
+                           peer->entry.name);
+            cstd_span_leave(job->span, text);
+        } else {
+            (void)cst_err_set(&why, CST_ELOST, "node '%s' has lost its part of job '%s'",
+                              peer->entry.name, job->name);
+            end_with(job, machine, false, &why);
+        }
     }
     span__none__free_unpacked(none, NULL);
     return CST_OK;
 }
 
-void cstd_span_tell_none(struct cstd_daemon *daemon, struct cstd_machine *peer,
-                         const Span__Key *key)
+void cstd_span_tell_none(struct cstd_daemon *daemon, const struct cstd_job *job,
+                         struct cstd_machine *peer, const Span__Key *key)
 {
     Span__None none = SPAN__NONE__INIT;
     struct cst_err unused;
 
+    none.from = (Span__Key *)(uintptr_t)key;
+    none.has_replaced = none.replaced = job != NULL && job->span->is_complete;
     /* A job of an earlier daemon that does not go on here may go on in a later one. */
-    if (!cstd_revive_is_under_way(daemon) && daemon->revival->n_lost == 0) {
-        none.from = (Span__Key *)(uintptr_t)key;
+    if (none.replaced || (!cstd_revive_is_under_way(daemon) && daemon->revival->n_lost == 0)) {
         (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_NONE, &none.base, &unused);
     }
 }

@@ -130,7 +130,7 @@ static int on_core(void *arg, struct cstd_machine *peer, const uint8_t *body, si
             keep_early(job->span, m, body, n);
         }
     } else {
-        cstd_span_tell_none(arg, peer, core->from);
+        cstd_span_tell_none(arg, job, peer, core->from);
     }
     span__core__free_unpacked(core, NULL);
     return rc;
@@ -196,7 +196,7 @@ static void send_to(struct cstd_span *span, const struct cst_members_action *act
 
 /* The other machines go on without this one, whose states are out of date: it can only begin anew,
  * as a part that takes the place of a lost one. */
-static void leave(struct cstd_span *span, const char *text)
+void cstd_span_leave(struct cstd_span *span, const char *text)
 {
     struct cst_err why = {0};
 
@@ -230,7 +230,7 @@ static void carry_out(struct cstd_span *span, const struct cst_members_actions *
             break;
         case CST_MEMBERS_OUT:
             span->holds = false;
-            leave(span, action->text);
+            cstd_span_leave(span, action->text);
             break;
         }
     }
@@ -351,7 +351,7 @@ static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body,
                                         .message = &message});
         }
     } else {
-        cstd_span_tell_none(arg, peer, in->from);
+        cstd_span_tell_none(arg, job, peer, in->from);
     }
     span__members__free_unpacked(in, NULL);
     return rc;

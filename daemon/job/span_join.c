@@ -396,7 +396,7 @@ static int on_net(void *arg, struct cstd_machine *peer, const uint8_t *body, siz
             (void)tell_net(job, machine, false, &(struct cst_err){0});
         }
     } else {
-        cstd_span_tell_none(arg, peer, net->from);
+        cstd_span_tell_none(arg, job, peer, net->from);
     }
     span__net__free_unpacked(net, NULL);
     return rc;

@@ -49,10 +49,14 @@ void cstd_span_joined(struct cstd_span *span, uint32_t m);
 /* Unmap the segments of machine @m, or the window here, and forget what it has told of them. */
 void cstd_span_forget_segments(struct cstd_span *span, uint32_t m);
 
-/* Tell @peer, whose message is about a part that is not here, that there is none. Nothing is told
- * while a job of the earlier daemon may still go on. */
-void cstd_span_tell_none(struct cstd_daemon *daemon, struct cstd_machine *peer,
-                         const Span__Key *key);
+/* Answer a message of @peer that names a part @key which is not known here: there is no such job,
+ * which @job NULL says; or another part has taken its place in @job. Nothing is told while a job of
+ * the earlier daemon may still go on. */
+void cstd_span_tell_none(struct cstd_daemon *daemon, const struct cstd_job *job,
+                         struct cstd_machine *peer, const Span__Key *key);
+
+/* The other machines go on without this part, as @text says: it ends. */
+void cstd_span_leave(struct cstd_span *span, const char *text);
 
 /* Make an empty span of @job, in its life @life; 0: a new one. */
 int cstd_span_make(struct cstd_job *job, uint64_t life, struct cst_err *err);

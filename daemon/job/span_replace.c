@@ -89,6 +89,14 @@ bool cstd_span_replace(struct cstd_job *job, struct cstd_machine *peer, const Sp
         return false;
     }
     if (machine->life != here->from->life) {
+        if (cstd_span_is_member(span, m) && here->keeps_lost) {
+            cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+                           "node '%s' has a new part of this job, and may still have the states of "
+                           "the old one, with which its daemon cannot go on: start the daemon that "
+                           "can, or stop the service there, which gives them up",
+                           peer->entry.name);
+            return true;
+        }
         if (cstd_span_is_member(span, m)) { /* Its node has begun another life: it is lost. */
             cstd_span_lost(span, m);
         }
@@ -205,7 +213,7 @@ static int on_state_ask(void *arg, struct cstd_machine *peer, const uint8_t *bod
         machine->asks = true;
         cstd_span_answer_states(job);
     } else {
-        cstd_span_tell_none(arg, peer, ask->from);
+        cstd_span_tell_none(arg, job, peer, ask->from);
     }
     span__state_ask__free_unpacked(ask, NULL);
     return CST_OK;

@@ -42,14 +42,17 @@ on() {
     ./cistern --socket "$tmp/$node/run/cistern.sock" "$@"
 }
 
+# Let node $1 know node $2.
+acquaint_one() {
+    on "$1" node add "$2" "$(address_of "$2")" "$(sed -n 's/^fingerprint //p' "$tmp/$2/key")" >"$tmp/added.log" || fail "node add $2"
+}
+
 # Let all nodes "$@" know each other.
 acquaint() {
     local one other
     for one in "$@"; do
         for other in "$@"; do
-            [ "$one" = "$other" ] ||
-                on "$one" node add "$other" "$(address_of "$other")" \
-                    "$(sed -n 's/^fingerprint //p' "$tmp/$other/key")" >"$tmp/added.log" || fail "node add $other"
+            [ "$one" = "$other" ] || acquaint_one "$one" "$other"
         done
     done
     for one in "$@"; do

@@ -42,6 +42,11 @@ has_made() {
     [ "$(on "$3" jobs --json | jq --arg job "$1" '[.[] | select(.name == $job).step] | first // 0')" -ge "$2" ]
 }
 
+# True when node $2 has a part of job back that is a member, by node $1.
+has_joined() {
+    grep -q "job 'back': epoch .* added: $2;" "$tmp/$1.log"
+}
+
 # Kill all processes of node $1, of which rank $2 is a worker.
 lose_node() {
     local node=$1 daemon
@@ -84,7 +89,7 @@ for job in calm lost; do
             if [ $((i % 2)) = 0 ]; then # On the same node.
                 again "${places[r]}"
             else # On another one.
-                [ $((i % 4)) = 1 ] || on a node drop "${places[r]}" >"$tmp/dropped.log" || fail "node drop ${places[r]}"
+                [ $((i % 4)) = 3 ] || on a node drop "${places[r]}" >"$tmp/dropped.log" || fail "node drop ${places[r]}"
                 for node in b c d; do
                     [[ " ${places[*]} " = *" $node "* ]] || spare=$node
                 done
@@ -162,3 +167,30 @@ for job in calm-pair pair; do
 done
 cmp "$tmp/calm-pair.losses" "$tmp/pair.losses" || fail "two nodes: other losses after one was lost"
 printf 'of two nodes one was lost: the same losses\n'
+
+# A node that was stopped comes back when another one has its place: its part ends, and the job goes on without it.
+n_ranks=3 pids=()
+for r in 0 1 2; do
+    rank back "$r" --copies 2
+done
+poll has_made back 20 a
+late=${places[2]} worker=${pids[2]}
+# shellcheck disable=SC2046 # pids
+kill -STOP "$(cat "$tmp/$late.pid")" $(children "$(cat "$tmp/$late.pid")")
+for node in b c d; do
+    [[ " ${places[*]} " = *" $node "* ]] || spare=$node
+done
+places[2]=$spare
+[ -d "/proc/$(cat "$tmp/$spare.pid")" ] || again "$spare" # It was lost,
+acquaint_one a "$spare"                                      # and dropped.
+rank back 2 --copies 2
+poll has_joined a "$spare"
+# shellcheck disable=SC2046 # pids
+kill -CONT "$(cat "$tmp/$late.pid")" $(children "$(cat "$tmp/$late.pid")")
+! wait "$worker" || fail "the worker of a node whose place was taken has ended well"
+poll has_no_job "$late"
+for pid in "${pids[@]}"; do
+    wait "$pid" || fail "back: a rank failed"
+done
+cmp "$tmp/calm.losses" "$tmp/back.losses" || fail "other losses after a node came back too late"
+printf 'a node that came back too late has left: the same losses\n'
