@@ -35,6 +35,34 @@ static uint64_t number_of(uint64_t epoch, uint64_t round)
     return epoch << 32 | (round & UINT32_MAX);
 }
 
+/* -- rounds ---------------------------------------------------------------------------------- */
+
+/* Let all be told again, in a new round. */
+static void on_again(uv_timer_t *timer)
+{
+    struct cstd_span *span = timer->data;
+
+    for (uint32_t m = 0; m < span->n; m++) {
+        if (m != span->self && span->machines[m].joined && span->machines[m].peer->up != NULL) {
+            cstd_span_anew(span, m);
+            return;
+        }
+    }
+}
+
+/* Begin a new round soon: the more often without a commit, the later. */
+static void begin_again(struct cstd_span *span)
+{
+    const uint32_t doubled =
+        span->n_again < MOST_AGAIN_DOUBLED ? span->n_again : MOST_AGAIN_DOUBLED;
+
+    if (span->timers != NULL && !uv_is_active((uv_handle_t *)&span->timers->again)) {
+        (void)uv_timer_start(&span->timers->again, on_again, (uint64_t)FIRST_AGAIN_MS << doubled,
+                             0);
+        span->n_again++;
+    }
+}
+
 /* -- the core --------------------------------------------------------------------------------- */
 
 void cstd_span_tell(struct cstd_job *job, uint32_t to, const struct cst_machine_message *message)
@@ -63,16 +91,31 @@ static int feed(struct cstd_job *job, uint32_t m, const Span__Core *core, struct
     return rc == CST_EAGAIN ? CST_OK : rc;
 }
 
+static void drop_early(struct cstd_span *span)
+{
+    while (!TAILQ_EMPTY(&span->early)) {
+        struct cstd_span_early *early = TAILQ_FIRST(&span->early);
+
+        TAILQ_REMOVE(&span->early, early, link);
+        free(early);
+    }
+    span->early_bytes = 0;
+}
+
+/* Keep a message of an epoch that does not hold here yet. If there is no room all are forgotten,
+ * and told again in the next round. */
 static void keep_early(struct cstd_span *span, uint32_t m, const uint8_t *body, size_t n)
 {
-    struct cstd_span_early *early = malloc(sizeof *early + n);
+    struct cstd_span_early *early =
+        span->early_bytes + n <= CSTD_SPAN_MAX_EARLY ? malloc(sizeof *early + n) : NULL;
 
-    if (early == NULL || span->early_bytes + n > CSTD_SPAN_MAX_EARLY) {
-        free(early);
-        cstd_log_about(
-            CSTD_LOG_ERROR, CSTD_JOB_ABOUT(span->job),
-            "a message of node '%s' is lost: those of the next epoch take more than 16 MiB",
-            cstd_span_name(span, m));
+    if (early == NULL) {
+        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(span->job),
+                       "no room for a message of node '%s' about the next epoch, beside %zu bytes: "
+                       "a new round begins",
+                       cstd_span_name(span, m), span->early_bytes);
+        drop_early(span);
+        begin_again(span);
         return;
     }
     early->machine = m;
@@ -429,34 +472,14 @@ void cstd_span_drop_node(struct cstd_job *job, const char *name)
     }
 }
 
-/* A transfer has failed, and its link is not down: let all be told again, in a new round. */
-static void on_again(uv_timer_t *timer)
-{
-    struct cstd_span *span = timer->data;
-
-    for (uint32_t m = 0; m < span->n; m++) {
-        if (m != span->self && span->machines[m].joined && span->machines[m].peer->up != NULL) {
-            cstd_span_anew(span, m);
-            return;
-        }
-    }
-}
-
-/* See whether transfers have failed. The more often, the later they are tried again. */
+/* See whether transfers have failed, whose links are not down. */
 static void see_failures(struct cstd_span *span)
 {
     const uint64_t n = cst_core_failed_transfers(span->job->core);
-    const uint32_t doubled =
-        span->n_again < MOST_AGAIN_DOUBLED ? span->n_again : MOST_AGAIN_DOUBLED;
 
-    if (n == span->failed_transfers || span->timers == NULL) {
-        return;
-    }
-    span->failed_transfers = n;
-    if (!uv_is_active((uv_handle_t *)&span->timers->again)) {
-        (void)uv_timer_start(&span->timers->again, on_again, (uint64_t)FIRST_AGAIN_MS << doubled,
-                             0);
-        span->n_again++;
+    if (n != span->failed_transfers) {
+        span->failed_transfers = n;
+        begin_again(span);
     }
 }
 
@@ -546,12 +569,7 @@ static void on_closed(uv_handle_t *timer)
 
 void cstd_span_part(struct cstd_span *span)
 {
-    while (!TAILQ_EMPTY(&span->early)) {
-        struct cstd_span_early *early = TAILQ_FIRST(&span->early);
-
-        TAILQ_REMOVE(&span->early, early, link);
-        free(early);
-    }
+    drop_early(span);
     if (span->timers != NULL) {
         span->timers->deadline.data = span->timers->again.data = span->timers;
         uv_close((uv_handle_t *)&span->timers->deadline, on_closed);

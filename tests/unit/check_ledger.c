@@ -16,6 +16,7 @@ static struct cst_err err;
 static uint8_t *bytes; /* A ledger after its second record. */
 static size_t n_bytes;
 static uint32_t world; /* Ranks of its job. */
+static bool spans;     /* The job is on two nodes. */
 
 static struct cstd_ledger_record record_of(uint64_t step)
 {
@@ -31,6 +32,7 @@ static void make(struct cstd_ledger_file *file)
 {
     Ledger__Job job = LEDGER__JOB__INIT;
     Ledger__Rank rank = LEDGER__RANK__INIT, *ranks[CST_CORE_MAX_WORLD];
+    Ledger__Span span = LEDGER__SPAN__INIT;
     uint8_t description[] = "description";
 
     for (uint32_t r = 0; r < world; r++) {
@@ -42,7 +44,23 @@ static void make(struct cstd_ledger_file *file)
     job.description.data = description;
     job.description.len = sizeof description;
     job.plan_words = (char *)(uintptr_t) "";
+    span.token.data = description;
+    span.token.len = sizeof description;
+    job.span = spans ? &span : NULL;
     ck_assert_int_eq(cstd_ledger_file_make(file, &job, &err), CST_OK);
+}
+
+/* The record of the members after the @n-th change. */
+static struct cstd_ledger_members members_of(uint64_t n)
+{
+    struct cstd_ledger_members members;
+
+    memset(&members, 0, sizeof members);
+    members.members.life = 77;
+    members.members.epoch.number = n;
+    members.lives[1] = 1000 + n;
+    (void)strcpy(members.names[1], "b");
+    return members;
 }
 
 /* Make `bytes`, of a job of @n ranks. */
@@ -50,11 +68,17 @@ static void setup_of(uint32_t n)
 {
     struct cstd_ledger_file file;
     struct cstd_ledger_record first = record_of(1), second = record_of(2);
+    struct cstd_ledger_members before = members_of(1), after = members_of(2);
 
     world = n;
     make(&file);
     cstd_ledger_file_write(&file, &first);
     cstd_ledger_file_write(&file, &second);
+    if (spans) {
+        cstd_ledger_file_write_members(&file, &before);
+        cstd_ledger_file_write_members(&file, &after);
+        cstd_ledger_file_write_members(&file, &after); /* Nothing changes. */
+    }
     n_bytes = file.bytes;
     bytes = malloc(n_bytes);
     ck_assert_ptr_nonnull(bytes);
@@ -67,6 +91,12 @@ static void setup(void)
     setup_of(2);
 }
 
+static void setup_span(void)
+{
+    spans = true;
+    setup_of(2);
+}
+
 static void setup_wide(void)
 {
     setup_of(CST_CORE_MAX_WORLD);
@@ -75,6 +105,7 @@ static void setup_wide(void)
 static void teardown(void)
 {
     free(bytes);
+    spans = false;
 }
 
 /* Open the first @n of `bytes`. *step: that of the record. */
@@ -195,6 +226,60 @@ START_TEST(without_a_record)
 }
 END_TEST
 
+/* The members' newest whole record in `bytes`: its number; 0: there is none, or no file. */
+static uint64_t members_in(void)
+{
+    struct cstd_ledger_file file;
+    struct cstd_ledger_text description;
+    struct cstd_ledger_members members;
+    Ledger__Job *job = NULL;
+    int fd = memfd_create("ledger", MFD_CLOEXEC);
+    uint64_t n = 0;
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_uint_eq((size_t)write(fd, bytes, n_bytes), n_bytes);
+    if (cstd_ledger_file_open(&file, fd, &job, &description, &err) == CST_OK &&
+        cstd_ledger_file_members(&file, &members, &err) == CST_OK) {
+        const struct cstd_ledger_members wanted = members_of(members.members.epoch.number);
+
+        ck_assert_int_eq(memcmp(&members, &wanted, sizeof wanted), 0);
+        n = members.members.epoch.number;
+    }
+    ledger__job__free_unpacked(job, NULL);
+    cstd_ledger_file_close(&file);
+    return n;
+}
+
+/* With any byte changed, the members are those of the last change or of the one before, or they are
+ * refused. */
+START_TEST(members)
+{
+    unsigned n_first = 0, n_refused = 0;
+
+    ck_assert_uint_eq(members_in(), 2);
+    for (size_t i = 0; i < n_bytes; i++) {
+        uint64_t n;
+
+        bytes[i] ^= 0x10;
+        n = members_in();
+        bytes[i] ^= 0x10;
+        ck_assert_uint_le(n, 2);
+        n_first += n == 1;
+        n_refused += n == 0;
+    }
+    ck_assert_uint_eq(n_first, sizeof(struct cstd_ledger_members) + 16);
+    ck_assert_uint_lt(n_refused, 1000); /* Head and message. */
+}
+END_TEST
+
+/* The ledger of a job on one node has none. */
+START_TEST(no_members)
+{
+    ck_assert_uint_eq(members_in(), 0);
+    ck_assert_ptr_nonnull(strstr(err.text, "no whole record of its nodes"));
+}
+END_TEST
+
 static void add_all(TCase *tc)
 {
     tcase_add_test(tc, whole);
@@ -210,5 +295,7 @@ int main(void)
 
     add_all(suite_case(s, "file", setup, teardown));
     add_all(suite_case(s, "of many ranks", setup_wide, teardown));
+    tcase_add_test(suite_case(s, "of two nodes", setup_span, teardown), members);
+    tcase_add_test(suite_case(s, "of one node", setup, teardown), no_members);
     return suite_run(s);
 }
