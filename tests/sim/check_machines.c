@@ -48,6 +48,7 @@ static bool all_occurred(const struct machines_totals *t)
         {"ranks that died", t->deaths},
         {"machines that were killed", t->kills},
         {"machines that were lost for good", t->losses},
+        {"machines that took their places", t->replaced},
         {"links that were cut", t->cuts},
         {"transfers that failed", t->faults},
         {"epochs without a machine", t->without},
@@ -103,14 +104,15 @@ int main(int argc, char **argv)
            totals.runs, totals.events, totals.commands, totals.messages, totals.reads, totals.bytes,
            totals.exact);
     printf("machines: %" PRIu64 " ranks died, %" PRIu64 " machines were killed, %" PRIu64
-           " lost for good, %" PRIu64 " links cut, %" PRIu64 " transfers failed, %" PRIu64
-           " epochs without a machine; ranks began %" PRIu64 " attempts in vain; %" PRIu64
-           " steps skipped, %" PRIu64 " jobs failed; runs with copies %" PRIu64
-           ", with fp32 partials %" PRIu64 ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
+           " lost for good, %" PRIu64 " of them replaced, %" PRIu64 " links cut, %" PRIu64
+           " transfers failed, %" PRIu64 " epochs without a machine; ranks began %" PRIu64
+           " attempts in vain; %" PRIu64 " steps skipped, %" PRIu64
+           " jobs failed; runs with copies %" PRIu64 ", with fp32 partials %" PRIu64
+           ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
            ", tensors of one rank of each machine %" PRIu64 "\n",
-           totals.deaths, totals.kills, totals.losses, totals.cuts, totals.faults, totals.without,
-           totals.interrupted, totals.skipped, totals.fatal, totals.copies, totals.fp32,
-           totals.alone, totals.tensors, totals.single);
+           totals.deaths, totals.kills, totals.losses, totals.replaced, totals.cuts, totals.faults,
+           totals.without, totals.interrupted, totals.skipped, totals.fatal, totals.copies,
+           totals.fp32, totals.alone, totals.tensors, totals.single);
     printf("machines: %" PRIu64 " runs skipped tensors without a gradient, %" PRIu64
            " times on several machines, with %" PRIu64 " messages; %" PRIu64
            " times one rank alone had a gradient, %" PRIu64 " times it was discarded, %" PRIu64

@@ -322,7 +322,10 @@ static void begin_copy(struct machines *sim, uint32_t m, struct mjob *job)
 static void write_masters(struct machines *sim, uint32_t m, const struct mjob *job, bool ends)
 {
     uint32_t c = job->command.chunk;
-    uint64_t master = values_initial(sim, c);
+    const struct machine *at = &sim->machines[m];
+    const uint64_t step = at->restores ? sim->restored.counters.step : 0;
+    uint64_t master = at->restores ? sim->states[step][c] : values_initial(sim, c);
+    uint64_t weight = at->restores ? sim->weights[step][c] : values_weight(master);
 
     for (uint32_t i = 0; i < job->command.n_dst; i++) {
         struct found dst = find(sim, m, job, job->command.dst[i]);
@@ -332,7 +335,7 @@ static void write_masters(struct machines *sim, uint32_t m, const struct mjob *j
         if (dst.what != MOMENT && !ends) {
             begin_write(sim, m, job, &dst);
         } else if (dst.what != MOMENT) {
-            memory_end(dst.cell, dst.what == WEIGHT ? values_weight(master) : master);
+            memory_end(dst.cell, dst.what == WEIGHT ? weight : master);
         }
         if (kept && ends) {
             sim->machines[m].states[c].value = master;
@@ -422,7 +425,10 @@ static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
                       m, job->command.mark, c, memory_read(&at->grads[c]),
                       memory_read(&at->states[c]), sim->sums[step][c], sim->states[step][c]);
     }
-    if (cst_table_chunks(at->table)[c].update_mark != last_update(sim, step, c)) {
+    /* The table of a machine that has restored the states knows no update before. */
+    if (cst_table_chunks(at->table)[c].update_mark != last_update(sim, step, c) &&
+        (cst_table_chunks(at->table)[c].update_mark != 0 ||
+         last_update(sim, step, c) > at->restored_mark)) {
         machines_fail(sim, "machine %u: update %" PRIu64 " of chunk %u after update %" PRIu64, m,
                       job->command.mark, c, cst_table_chunks(at->table)[c].update_mark);
     }

@@ -192,6 +192,28 @@ void job_write(struct machines *sim, uint32_t m)
     }
 }
 
+static void forget(struct cell *cells, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        cells[i] = (struct cell){.value = MEMORY_GARBAGE};
+    }
+}
+
+void job_renew(struct machines *sim, uint32_t m)
+{
+    struct machine *at = &sim->machines[m];
+
+    forget(at->weights, MACHINES_CHUNKS);
+    forget(at->grads, MACHINES_CHUNKS);
+    forget(at->states, MACHINES_CHUNKS);
+    forget(at->partials, sim->n_chunks * (uint32_t)__builtin_popcountll(at->rank_blocks));
+    forget(at->landings, at->layout.n_segments);
+    free(at->table);
+    open_table(sim, m);
+    memset(&at->record, 0, sizeof at->record);
+    job_open_core(sim, m);
+}
+
 void job_open_machine(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];

@@ -49,6 +49,7 @@ struct machines_totals {
     uint64_t fatal;       /* jobs that failed, on all machines */
     uint64_t without;     /* epochs without a machine that came back later */
     uint64_t losses;      /* machines that were lost for good */
+    uint64_t replaced;    /* and others that took their places */
     uint64_t interrupted; /* attempts that were begun and not finished */
     uint64_t skipped;     /* steps without updates */
     uint64_t copies;      /* runs with several copies of states */
@@ -109,9 +110,11 @@ struct machine {
     uint32_t n_jobs; /* Only the first ones were ever used. */
     uint64_t life;   /* counts the lives of the core */
     uint64_t ticket;
-    uint64_t epoch; /* the last one that the core was told */
-    bool lost;      /* for good */
-    bool adopted;   /* It has got ranks of another one, and rows for them. */
+    uint64_t epoch;         /* the last one that the core was told */
+    bool lost;              /* for good */
+    bool adopted;           /* It has got ranks of another one, and rows for them. */
+    uint64_t restored_mark; /* The last update that was made before the states were restored. */
+    bool restores;          /* It takes the place of a lost one: its states are being written. */
     uint32_t read_chunk;
     uint32_t n_writes; /* WRITEs that were not answered */
     bool reads;        /* a READ of the chunk's weights was not answered */
@@ -145,11 +148,14 @@ struct machines {
     uint64_t told;     /* the last step that a rank was told as committed */
     uint32_t quiet;    /* chance of a delay of 0 in four */
     uint32_t n_faults; /* Transfers that are still to fail. */
-    bool harmless;     /* Nothing fails in this run. */
-    uint32_t fatal;    /* So many updates until one fails, and the job with it; 0: none does. */
-    bool failed;       /* That has happened. */
-    bool unheard;      /* And the machine was killed, perhaps before it could tell the others. */
-    bool loses;        /* A machine can be lost for good in this run. */
+    /* What a machine that takes the place of a lost one restores. */
+    struct cst_core_record restored;
+    uint64_t restored_missed[MACHINES_CHUNKS];
+    bool harmless;  /* Nothing fails in this run. */
+    uint32_t fatal; /* So many updates until one fails, and the job with it; 0: none does. */
+    bool failed;    /* That has happened. */
+    bool unheard;   /* And the machine was killed, perhaps before it could tell the others. */
+    bool loses;     /* A machine can be lost for good in this run. */
     bool single[MACHINES_CHUNKS]; /* Of each machine, only the first rank holds the chunk. */
     uint64_t epoch, members;
     uint64_t cut[MACHINES_MOST];                    /* bit m: the link to machine m is cut */
@@ -196,6 +202,12 @@ void job_close(struct machines *sim);
 /* Open the core of machine @m, again, without ranks. */
 void job_open_core(struct machines *sim, uint32_t m);
 /* Write the master weights of all tensors to machine @m, before the first step. */
+/* A WRITE or RESTORE of machine @m is answered. */
+void machines_written(struct machines *sim, uint32_t m);
+
+/* Open machine @m anew, with nothing in its memory. */
+void job_renew(struct machines *sim, uint32_t m);
+
 void job_write(struct machines *sim, uint32_t m);
 /* Make rows for rank blocks that have come to machine @m. All other rows stay where they are. */
 void job_adopt(struct machines *sim, uint32_t m);

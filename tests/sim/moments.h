@@ -25,6 +25,7 @@ enum moment_kind {
     MOMENT_CUT,
     MOMENT_MEND,
     MOMENT_AGAIN,
+    MOMENT_REPLACE,
     MOMENT_EPOCH,
     MOMENT_READ,
 };
