@@ -11,6 +11,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #define NAME_BYTES 32
 
@@ -91,8 +92,7 @@ static void see_missing(struct cst_core *core)
     }
     (void)cst_err_set(&a->missing, CST_ELOST,
                       "the states of these chunks were on machines alone that are no members of "
-                      "the job any more (%s): %s; start these machines again, or open the job anew "
-                      "from a checkpoint",
+                      "the job any more (%s): %s; open the job anew from a checkpoint",
                       machines, chunks);
     cst_core_log(core, CST_ELOST, "%s", a->missing.text);
     for (uint32_t rank = 0; rank < core->world; rank++) {
@@ -114,12 +114,21 @@ int cst_epochs_check_sync(const struct cst_core *core, struct cst_err *err)
 void cst_epochs_name_missing(const struct cst_core *core, char *text, size_t size)
 {
     uint64_t missing;
+    size_t n;
 
     text[0] = '\0';
     if (core->machines == NULL) {
         return;
     }
-    missing = missing_blocks(core) != 0 ? gone(core) : 0;
+    missing = core->agreement.settled && missing_blocks(core) != 0 ? gone(core) : 0;
+    if (missing != 0) {
+        name_machines(core, missing, text, size);
+        n = strlen(text);
+        (void)snprintf(text + n, size - n,
+                       ", whose ranks have to be started again, there or on "
+                       "another node");
+        return;
+    }
     /* Only the coordinator knows of the others. */
     if (core->membership.members != 0 && !cst_membership_is_coordinator(core)) {
         missing |= cst_machine_bit(cst_membership_coordinator(core));
