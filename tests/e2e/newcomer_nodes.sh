@@ -18,25 +18,27 @@ ten_lines() {
     sed -n '/^\.SH "TWO NODES"/,/^\.SH/p' "$1" | sed -n '/^\.nf/,/^\.fi/p' | grep -v '^\.' | sed 's/\\-/-/g; s/\\e/\\/g'
 }
 
-# ssh USER@NODE COMMAND..., without a question.
+# ssh [-n] USER@NODE COMMAND..., without a question. As ssh, it reads all of its standard input unless -n is given.
 write_ssh() {
     {
         printf '#!/bin/bash\n'
         declare -p init_of machine_path
         declare -f on_machine
         # shellcheck disable=SC2016 # for the script
-        printf 'where=$1\nshift\non_machine "${where#*@}" "$*" "${where%%@*}"\n'
+        printf 'if [ "$1" = -n ]; then shift; exec </dev/null; fi\nwhere=$1\nshift\n'
+        # shellcheck disable=SC2016
+        printf 'on_machine "${where#*@}" "$*" "${where%%@*}" < <(exec cat 2>/dev/null)\n'
     } >"$tmp/ssh/ssh"
     chmod +x "$tmp/ssh/ssh"
 }
 
-# Run the lines on the administrator's machine. In a mount namespace.
+# Run the lines on the administrator's machine, as if they were pasted into a shell. In a mount namespace.
 administrate() {
     make_files admin
     mkdir "$tmp/admin/root/run/ssh"
     mount --bind "$tmp/ssh" "$tmp/admin/root/run/ssh"
     mount --rbind /proc "$tmp/admin/root/proc"
-    exec chroot "$tmp/admin/root" env -i HOME=/root PATH="/run/ssh:$machine_path" LC_ALL=C.UTF-8 bash /run/ssh/lines
+    exec chroot "$tmp/admin/root" env -i HOME=/root PATH="/run/ssh:$machine_path" LC_ALL=C.UTF-8 bash <"$tmp/ssh/lines"
 }
 export -f administrate
 
@@ -63,7 +65,7 @@ write_ssh
 
 # -- the lines --
 
-timeout $((4 * wait_s)) unshare --mount bash -euo pipefail -c administrate >"$tmp/out" 2>&1 </dev/null ||
+timeout $((4 * wait_s)) unshare --mount bash -euo pipefail -c administrate >"$tmp/out" 2>&1 ||
     fail "the ten lines: status $?: $(cat "$tmp/out" "$tmp"/log/*)"
 says '^\[alice@a\] \[0\] done: 100 steps in '
 says '^\[alice@b\] \[1\] done: 100 steps in '
