@@ -95,6 +95,11 @@ must_say a '^NODE +STATE +SINCE +ROUND TRIP +RECEIVED +SENT +JOBS ' node list
 must_say a '^b +up .* job[12], job[12] ' node list
 must_say a '^nodes +1 of 1 others have a link' stat
 must_say a '^cistern_nodes_up 1$' metrics
+
+# The engine of the network is none of a GPU, and nobody expects it to register memory.
+on a stat --json | jq -e '[.engines[] | select(.kind != "host")] | length == 2 and all(.[]; .kind == "net" and .staged != true)' >"$tmp/jq.log" ||
+    fail "engines: $(on a stat --json | jq .engines)"
+! has 'does not register host memory' "$tmp/a.log" || fail "log: $(grep 'host memory' "$tmp/a.log")"
 on a node list --json >"$tmp/nodes"
 moved=$(for job in job1 job2; do of a $job '.nodes[1].received_bytes'; done | jq -s add)
 jq -e --argjson moved "$moved" '.[1] | .state == "up" and .job_count == 2 and (.jobs | sort == ["job1", "job2"]) and .round_trip_s > 0
