@@ -127,8 +127,17 @@ static int make_files(const struct files *files, struct cst_err *err)
     return rc;
 }
 
+/* Make @dir, if only its last part is missing. */
+static int need_dir(const char *dir, struct cst_err *err)
+{
+    return mkdir(dir, 0755) == 0 || errno == EEXIST
+               ? CST_OK
+               : cst_err_errno(err, CST_EIO, errno,
+                               "the directory %s is not there and cannot be made", dir);
+}
+
 /* Make what is missing. *is_new: the key was made now. */
-static int need_files(struct files *files, bool *is_new, struct cst_err *err)
+static int need_files(const char *dir, struct files *files, bool *is_new, struct cst_err *err)
 {
     const bool has_key = access(files->key, F_OK) == 0;
     const bool has_certificate = access(files->certificate, F_OK) == 0;
@@ -142,7 +151,10 @@ static int need_files(struct files *files, bool *is_new, struct cst_err *err)
                            has_key ? files->key : files->certificate,
                            has_key ? files->certificate : files->key);
     }
-    rc = has_key ? CST_OK : make_files(files, err);
+    rc = has_key ? CST_OK : need_dir(dir, err);
+    if (rc == CST_OK && !has_key) {
+        rc = make_files(files, err);
+    }
     return rc == CST_OK ? cst_certificate_read(files->certificate, files->fingerprint, err) : rc;
 }
 
@@ -176,7 +188,7 @@ int cli_node_key(struct cli *cli)
                          "%s/" CST_NODE_CERTIFICATE_NAME, dir) >= sizeof files.certificate) {
         return cli_usage("the name of the directory is too long", dir);
     }
-    if (need_files(&files, &is_new, &err) != CST_OK) {
+    if (need_files(dir, &files, &is_new, &err) != CST_OK) {
         return cli_fail(&err);
     }
     return print(cli, &files, is_new) ? CLI_EXIT_OK : CLI_EXIT_FAILURE;

@@ -2,6 +2,7 @@
 /* The names of the states and kinds of engines. */
 #include "daemon/engine/drives.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/net_engine.h"
 #include "daemon/settings/paced.h"
 
 const char *cstd_engine_state_name(enum cstd_engine_state state)
@@ -25,6 +26,9 @@ const char *cstd_engine_kind(const struct cstd_engine *engine)
     }
     if (cstd_drive_is(engine->device)) {
         return "disk";
+    }
+    if (cstd_net_is(engine->device)) {
+        return "net";
     }
     return cstd_engine_is_gpu(engine) ? "cuda" : "host";
 }

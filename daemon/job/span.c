@@ -392,8 +392,11 @@ static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Spa
         if (cstd_span_replace(job, peer, here)) {
             return;
         }
-        cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
-                       "node '%s' has begun this job anew, which goes on here", peer->entry.name);
+        cstd_log_about(
+            CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
+            "node '%s' has begun this job anew, which goes on here: its part waits until "
+            "the node that had these ranks is given up (see 'cistern job %s')",
+            peer->entry.name, job->name);
         return;
     }
     if (rc == CST_OK && here->heard != span->life) {

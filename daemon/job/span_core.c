@@ -238,15 +238,17 @@ static void send_to(struct cstd_span *span, const struct cst_members_action *act
 }
 
 /* The other machines go on without this one, whose states are out of date: it can only begin anew,
- * as a part that takes the place of a lost one. */
+ * as a part that takes the place of a lost one, if other nodes have its states. */
 void cstd_span_leave(struct cstd_span *span, const char *text)
 {
+    const bool alone = span->job->spec.nodes.copies <= 1;
     struct cst_err why = {0};
 
-    (void)cst_err_set(&why, CST_ELOST,
-                      "job '%s': %.300s: start its workers on this node again, and they go on with "
-                      "the states of the other nodes",
-                      span->job->name, text);
+    (void)cst_err_set(&why, CST_ELOST, "job '%s': %.300s: %s", span->job->name, text,
+                      alone ? "with 'copies' 1 no other node has the states of this one; remove "
+                              "the job on the others, and begin it anew from a checkpoint"
+                            : "start its workers on this node again, and they go on with the "
+                              "states of the other nodes");
     span->is_out = true;
     span->job->daemon->span_ops->removed(span->job, &why);
 }

@@ -121,7 +121,9 @@ int cstd_machine_address_own(const struct cstd_machine_address *address,
                          address->host);
     }
     if (getifaddrs(&all) != 0) {
-        return cst_err_errno(err, CST_EIO, errno, "the network interfaces cannot be listed");
+        return cst_err_errno(err, CST_EIO, errno,
+                             "the network interfaces cannot be listed (a service may not do so "
+                             "without the drop-in nodes.conf, see cistern-nodes(7))");
     }
     found = find_interface(all, address->host, address->port, out);
     freeifaddrs(all);

@@ -91,8 +91,9 @@ static void see_missing(struct cst_core *core)
         return;
     }
     (void)cst_err_set(&a->missing, CST_ELOST,
-                      "the states of these chunks were on machines alone that are no members of "
-                      "the job any more (%s): %s; open the job anew from a checkpoint",
+                      "the states of these chunks are lost, because only nodes that are no members "
+                      "of the job any more had them (%s): %s; remove the job ('cistern rm'), and "
+                      "begin it anew from a checkpoint",
                       machines, chunks);
     cst_core_log(core, CST_ELOST, "%s", a->missing.text);
     for (uint32_t rank = 0; rank < core->world; rank++) {

@@ -36,11 +36,13 @@ static int check(const struct cst_core *core, const struct cst_core_config *conf
     if (core->schedule->elastic || layout->states.grad_over_weight ||
         core->policy.overlap != CST_OVERLAP_COMMIT || config->n_reservations > 0) {
         return cst_err_set(
-            err, CST_EUNSUPPORTED, "rank blocks cannot be combined with %s",
+            err, CST_EUNSUPPORTED,
+            "a job with ranks on several nodes, or with block_ranks, cannot have %s",
             core->schedule->elastic           ? "stages (dispatch)"
             : layout->states.grad_over_weight ? "gradients in the place of weights: leave "
                                                 "grad_over_weight out"
-            : config->n_reservations > 0      ? "updates on accelerators: set device_updates to 0"
+            : config->n_reservations > 0      ? "updates on accelerators: set "
+                                                "device_update_bytes to 0"
                                               : "early or delayed updates: set overlap to commit");
     }
     return CST_OK;

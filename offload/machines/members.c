@@ -180,8 +180,8 @@ static void log_difference(struct cst_members *members, uint32_t machine,
 
     action->status = CST_EMISMATCH;
     (void)snprintf(action->text, sizeof action->text,
-                   "epoch %" PRIu64 " has the members %s here, and %s at %s: a machine was said to"
-                   " be down and was not. Keep one of the two parts of the job",
+                   "epoch %" PRIu64 " has the members %s here, and %s at %s: a node was said to be"
+                   " down and was not. Keep one of the two parts of the job",
                    epoch->number,
                    cst_members_name(members, &members->record.epoch.members, here, sizeof here),
                    cst_members_name(members, &epoch->members, there, sizeof there),

@@ -106,56 +106,66 @@ static uint64_t left_seconds(const struct cst_members *members, uint64_t now,
     return first <= now ? 1 : (first - now + 999999999) / 1000000000;
 }
 
+/* The members in *about, whose names are @names, are away, and the others may not go on. */
+static void explain_minority(const struct cst_members *members, const struct cst_set *about,
+                             const char *names, char *text, size_t size)
+{
+    const uint32_t n = cst_set_count(&members->record.epoch.members);
+    const uint32_t n_away = cst_set_count(about), n_here = n - n_away;
+
+    (void)snprintf(text, size,
+                   "waits for %s, which %s away: when %s back, the job goes on. %" PRIu32
+                   " of %" PRIu32 " nodes %s not enough to go on alone, because the others may do "
+                   "so, too. If %s %s lost for good, say so on this node only: 'cistern node drop "
+                   "%s'",
+                   names, n_away == 1 ? "is" : "are", n_away == 1 ? "it is" : "they are", n_here, n,
+                   n_here == 1 ? "is" : "are", n_away == 1 ? "it" : "they",
+                   n_away == 1 ? "is" : "are", n_away == 1 ? names : "NAME");
+}
+
 void cst_members_explain(const struct cst_members *members, uint64_t now, char *text, size_t size)
 {
     const struct cst_epoch *epoch = &members->record.epoch;
     struct cst_set about;
     char names[400];
     enum cst_members_reason reason = cst_members_reason(members, now, &about);
-    uint32_t n = cst_set_count(&epoch->members), n_away = cst_set_count(&about);
+    const uint32_t n_away = cst_set_count(&about);
     const char *are = n_away == 1 ? "is" : "are";
 
     (void)cst_members_name(members, &about, names, sizeof names);
     switch (reason) {
     case CST_MEMBERS_NO_REASON:
     case CST_MEMBERS_NOT_ADDED:
-        (void)snprintf(text, size, "this machine waits until a member adds it to the job");
+        (void)snprintf(text, size, "this node waits until a member adds it to the job");
         break;
     case CST_MEMBERS_LEAVING:
         (void)snprintf(text, size,
-                       "this machine was removed, and stays until a member of epoch %" PRIu64
+                       "this node was removed, and stays until a member of epoch %" PRIu64
                        " knows: %s",
                        epoch->number, names);
         break;
     case CST_MEMBERS_REMOVED:
-        (void)snprintf(text, size,
-                       "this machine was removed: the members are %s since epoch %" PRIu64, names,
-                       epoch->number);
+        (void)snprintf(text, size, "this node was removed: the members are %s since epoch %" PRIu64,
+                       names, epoch->number);
         break;
     case CST_MEMBERS_AWAY:
         (void)snprintf(text, size,
                        "waits for %s, which %s away: in %" PRIu64
-                       " s the other machines go on without what is not back",
+                       " s the other nodes go on without what is not back",
                        names, are, left_seconds(members, now, &about));
         break;
     case CST_MEMBERS_MINORITY:
-        (void)snprintf(text, size,
-                       "waits for %s, which %s away: %" PRIu32 " of %" PRIu32
-                       " machines %s not enough to go on, because the others may do so, too. If %s"
-                       " %s switched off for good, say so with 'cistern node drop', on this machine"
-                       " only",
-                       names, are, n - n_away, n, n - n_away == 1 ? "is" : "are",
-                       n_away == 1 ? "it" : "they", are);
+        explain_minority(members, &about, names, text, size);
         break;
     case CST_MEMBERS_VOTES:
-        (void)snprintf(text, size, "the machines vote on going on without %s", names);
+        (void)snprintf(text, size, "the nodes vote on going on without %s", names);
         break;
     case CST_MEMBERS_ROUND:
         (void)snprintf(text, size, "waits until %s %s said which step is recorded there", names,
                        n_away == 1 ? "has" : "have");
         break;
     case CST_MEMBERS_IS_HELD:
-        (void)snprintf(text, size, "epoch %" PRIu64 " holds, with %s", epoch->number, names);
+        (void)snprintf(text, size, "its members are %s (epoch %" PRIu64 ")", names, epoch->number);
         break;
     }
 }

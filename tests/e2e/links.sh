@@ -36,6 +36,12 @@ cp "$tmp/a/node.key" "$tmp/half"
 ! ./cistern node key "$tmp/half" 2>"$tmp/half.err" || fail "a key without its certificate is taken"
 grep -q 'half/node.crt is not: remove it' "$tmp/half.err" || fail "$(cat "$tmp/half.err")"
 
+# The directory is made, if the one that it is in is there.
+./cistern node key "$tmp/made" >"$tmp/made.out" || fail "no key in a new directory"
+[ -e "$tmp/made/node.crt" ] || fail "no certificate in a new directory"
+! ./cistern node key "$tmp/none/made" 2>"$tmp/made.err" || fail "a key below a directory that is missing"
+grep -q 'directory .*/none/made is not there and cannot be made: No such file' "$tmp/made.err" || fail "$(cat "$tmp/made.err")"
+
 # Configurations that cannot work, and what --check-config says of each.
 check_wrong() {
     local edit=$1 words=$2

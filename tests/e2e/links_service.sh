@@ -51,6 +51,10 @@ inside() {
     # Without the drop-in the service has no network, and says so.
     ! start_service 2>/dev/null || fail "the service has a network without nodes.conf"
     grep -q 'error: \[node\] listen: .*nodes.conf' "$tmp/cisternd.log" || fail "why does it not start? $(cat "$tmp/cisternd.log")"
+    sed -i 's/^listen = .*/listen = lo/' /run/etc/conf
+    ! start_service 2>/dev/null || fail "the service has interfaces without nodes.conf"
+    grep -q 'error: \[node\] listen: the network interfaces .*nodes.conf' "$tmp/cisternd.log" || fail "why does it not start? $(cat "$tmp/cisternd.log")"
+    sed -i 's/^listen = .*/listen = 127.0.0.1/' /run/etc/conf
     systemctl stop cisternd.service
     cp "$srcdir/systemd/nodes.conf" "$tmp/units/cisternd.service.d/"
     start_service

@@ -20,7 +20,7 @@ done
 [ "$(find "$root" -path '*/include/*' -type d -printf '%f ')" = "cistern " ] || fail "headers are not in include/cistern alone"
 
 # Man pages name the directories of this installation.
-! grep -rq SYSCONFDIR "$root" || fail "a man page does not say where the configuration is"
+! grep -rqE 'SYSCONFDIR|DOCDIR' "$root" || fail "a man page does not say where the configuration or the documentation is"
 
 # Compiled code gets directories from a header, so that it is compiled again after a configure with another prefix.
 compile=$(make -n -W "$srcdir/daemon/settings/options.c" -W "$srcdir/proto/program.c" daemon/settings/options.lo proto/program.lo 2>/dev/null) ||

@@ -82,26 +82,31 @@ for node in "${nodes[@]}"; do
     # shellcheck disable=SC2016 # $node is a variable of jq
     is "$node" job1 '.all_ranks == 2 and .world == 1 and ([.nodes[].name] == ["a", "b"]) and ([.nodes[].number] == [0, 1])
         and ([.nodes[] | .first_rank] == [0, 1]) and all(.nodes[]; .member and .up and .n_ranks == 1)
-        and (.node_state | test("^epoch [0-9]+ holds, with "))
+        and (.node_state | test("^its members are .* \\(epoch [0-9]+\\)$"))
         and (.nodes[] | select(.name == $node) | (.self | not) and .since_s > 0 and .wait_seconds > 0 and .wait_share >= 0 and .wait_share <= 1)
         and (.nodes[] | select(.name != $node) | .self and .received_bytes == null and .wait_seconds == null)' ||
         fail "job1 on $node: $(of "$node" job1 .)"
 done
 must_say a '^NODE +RANKS +MEMBER +LINK +SINCE +RECEIVED +SENT +WAITED +STEP WAITS' job job1
 must_say a '^b +1 +yes +up ' job job1
-must_say b '^nodes +epoch [0-9]+ holds, with ' job job1
+must_say b '^nodes +its members are a and this node \(epoch [0-9]+\)$' job job1
 must_say b '^job1 .* 1 of 2 ' jobs
 must_say a '^NODE +STATE +SINCE +ROUND TRIP +RECEIVED +SENT +JOBS ' node list
 must_say a '^b +up .* job[12], job[12] ' node list
 must_say a '^nodes +1 of 1 others have a link' stat
 must_say a '^cistern_nodes_up 1$' metrics
+
+# The engine of the network is none of a GPU, and nobody expects it to register memory.
+on a stat --json | jq -e '[.engines[] | select(.kind != "host")] | length == 2 and all(.[]; .kind == "net" and .staged != true)' >"$tmp/jq.log" ||
+    fail "engines: $(on a stat --json | jq .engines)"
+! has 'does not register host memory' "$tmp/a.log" || fail "log: $(grep 'host memory' "$tmp/a.log")"
 on a node list --json >"$tmp/nodes"
 moved=$(for job in job1 job2; do of a $job '.nodes[1].received_bytes'; done | jq -s add)
 jq -e --argjson moved "$moved" '.[1] | .state == "up" and .job_count == 2 and (.jobs | sort == ["job1", "job2"]) and .round_trip_s > 0
     and .sent_bytes > 0 and .received_bytes > 0 and .jobs_received_bytes == $moved and .jobs_sent_bytes > 0' "$tmp/nodes" >"$tmp/jq.log" ||
     fail "node list: $(cat "$tmp/nodes")"
 tensor=$(on a tensors job1 --json | jq -r '.[0].name')
-must_say a '^nodes: epoch [0-9]+ holds, with this node and b$' explain job1 "$tensor"
+must_say a '^nodes: its members are this node and b \(epoch [0-9]+\)$' explain job1 "$tensor"
 must_say a '^steps here have waited [0-9.e-]+ s for node b: [0-9]+ % of the last steps$' explain job1 "$tensor"
 must_say a '^cistern_job_node_up\{name="job1",uid="[0-9]+",node="b"\} 1$' metrics
 must_say a "^cistern_job_node_bytes_total\{name=\"job1\",uid=\"[0-9]+\",node=\"b\",direction=\"received\"\} $(of a job1 '.nodes[1].received_bytes')\$" metrics
@@ -163,10 +168,10 @@ is b slow ".nodes[0].wait_seconds < $(of a slow '.nodes[1].wait_seconds')" || fa
 kill -STOP "${daemon[b]}"
 poll is a slow '.nodes[1] | .up | not'
 is a slow '(.node_wait | test("^waits for node b, away for [0-9]+ s$")) and .nodes[1].member and .nodes[1].reason != null
-    and (.node_state | test("^waits for b, which is away: .*cistern node drop"))' || fail "without b: $(of a slow .)"
+    and (.node_state | test("^waits for b, which is away: .*cistern node drop b"))' || fail "without b: $(of a slow .)"
 must_say a '^slow .* waits for node b, away for [0-9]+ s$' jobs
 must_say a '^slow .* waits for node b, away for [0-9]+ s$' stat
-must_say a '^nodes +waits for b, which is away: .*cistern node drop' job slow
+must_say a '^nodes +waits for b, which is away: .*cistern node drop b' job slow
 must_say a '^b +1 +yes +down ' job slow
 must_say a "^nodes: waits for b, which is away" explain slow "$tensor"
 must_say a '^cistern_job_node_up\{name="slow",uid="[0-9]+",node="b"\} 0$' metrics

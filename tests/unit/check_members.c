@@ -13,7 +13,7 @@ START_TEST(one_machine_makes_a_job_and_adds_others)
               members_rig.n_holds[0] == 1);
     ck_assert_uint_eq(cst_members_deadline(members_rig.machines[0]), CST_MEMBERS_NEVER);
     members_open(1, NULL, 7, 0);
-    ck_assert_str_eq(members_rig.text[1], "this machine waits until a member adds it to the job");
+    ck_assert_str_eq(members_rig.text[1], "this node waits until a member adds it to the job");
     members_connect(0, 1, true);
     ck_assert_int_eq(members_say(0, CST_MEMBERS_ADD, 1, true), CST_OK);
     ck_assert(members_all_hold(2) && members_epoch_of(0) == 2 && members_epoch_of(1) == 2);
@@ -31,9 +31,9 @@ START_TEST(two_machines_do_not_decide_alone)
     members_pass(100 * MEMBERS_WAIT);
     ck_assert(members_epoch_of(0) == 2 && members_epoch_of(1) == 2);
     ck_assert_str_eq(members_rig.text[0],
-                     "waits for bob, which is away: 1 of 2 machines is not enough to go on, because"
-                     " the others may do so, too. If it is switched off for good, say so with"
-                     " 'cistern node drop', on this machine only");
+                     "waits for bob, which is away: when it is back, the job goes on. 1 of 2 nodes"
+                     " is not enough to go on alone, because the others may do so, too. If it is"
+                     " lost for good, say so on this node only: 'cistern node drop bob'");
     ck_assert_int_eq(members_say(0, CST_MEMBERS_DROP, 1, false), CST_OK);
     ck_assert(cst_members_hold(members_rig.machines[0]) && members_epoch_of(0) == 3 &&
               !members_is_member(1, 0));
@@ -42,7 +42,7 @@ START_TEST(two_machines_do_not_decide_alone)
     members_connect(0, 1, true); /* It lives, and learns that it was removed. */
     ck_assert(members_rig.out[1] && !cst_members_hold(members_rig.machines[1]));
     ck_assert_str_eq(members_rig.text[1],
-                     "this machine was removed: the members are ann since epoch 3");
+                     "this node was removed: the members are ann since epoch 3");
 }
 END_TEST
 
@@ -51,7 +51,7 @@ START_TEST(a_machine_is_lost_after_its_time)
     members_make_job(3);
     members_isolate(2, false);
     ck_assert_str_eq(members_rig.text[0],
-                     "waits for cid, which is away: in 30 s the other machines go on"
+                     "waits for cid, which is away: in 30 s the other nodes go on"
                      " without what is not back");
     members_pass(MEMBERS_WAIT - 1);
     ck_assert(members_epoch_of(0) == 3 && !cst_members_hold(members_rig.machines[0]));
@@ -239,7 +239,7 @@ START_TEST(the_last_that_knows_an_epoch_stays)
     ck_assert_int_eq(members_say(0, CST_MEMBERS_DROP, 0, true), CST_OK);
     ck_assert(members_epoch_of(0) == 3 && members_epoch_of(1) == 2 && !members_rig.out[0]);
     ck_assert_str_eq(members_rig.text[0],
-                     "this machine was removed, and stays until a member of epoch 3 knows: bob");
+                     "this node was removed, and stays until a member of epoch 3 knows: bob");
     members_connect(0, 1, false);
     members_rig.mute = MEMBERS_RIG_MAX;
     members_connect(0, 1, true);

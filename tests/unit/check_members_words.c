@@ -147,17 +147,19 @@ START_TEST(an_instance_explains_itself)
 
     members_make_job(3);
     cst_members_explain(members_rig.machines[0], members_rig.now, words, sizeof words);
-    ck_assert_str_eq(words, "epoch 3 holds, with ann, bob and cid");
+    ck_assert_str_eq(words, "its members are ann, bob and cid (epoch 3)");
     members_isolate(2, false);
     cst_members_explain(members_rig.machines[0], members_rig.now + 12 * MEMBERS_SECOND, words,
                         sizeof words);
-    ck_assert_str_eq(words, "waits for cid, which is away: in 18 s the other machines go on"
+    ck_assert_str_eq(words, "waits for cid, which is away: in 18 s the other nodes go on"
                             " without what is not back");
     members_connect(0, 1, false);
     cst_members_explain(members_rig.machines[0], members_rig.now, words, sizeof words);
-    ck_assert_str_eq(words, "waits for bob and cid, which are away: 1 of 3 machines is not enough"
-                            " to go on, because the others may do so, too. If they are switched off"
-                            " for good, say so with 'cistern node drop', on this machine only");
+    ck_assert_str_eq(words,
+                     "waits for bob and cid, which are away: when they are back, the job goes"
+                     " on. 1 of 3 nodes is not enough to go on alone, because the others may"
+                     " do so, too. If they are lost for good, say so on this node only:"
+                     " 'cistern node drop NAME'");
     cst_members_explain(members_rig.machines[0], members_rig.now, words, 20);
     ck_assert_uint_eq(strlen(words), 19);
 }
