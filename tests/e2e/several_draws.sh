@@ -4,6 +4,7 @@
 # pools, copies, rank blocks, micro-batches, adapters, experts, and tensors that are fp32, frozen or without a gradient. Each job has the
 # losses of a job with all ranks on one node, and each of its nodes saves the states of that job, bit for bit. A job with experts is compared with one
 # whose ranks are on other nodes, as many on each: an expert is trained by the tokens of a node, and their sums are rounded for each node.
+# CST_TEST_TREE: the daemon and the engines of a node are those of that build tree, such as one for another architecture (tests/aarch64).
 # CST_TEST_DRAWS: jobs that are drawn. CST_TEST_SEED: seed of the draws; CST_TEST_FIRST: the first job to run of those of the seed.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
@@ -46,6 +47,8 @@ start_nodes() {
     for i in "${!all[@]}"; do
         # shellcheck disable=SC2034 # for start_node
         node_settings="\n[engine]\nthreads = $((i == 3 ? 1 : 2))\n"
+        # shellcheck disable=SC2034 # for start_node
+        [ "$i" != 3 ] || node_program=${CST_TEST_TREE+$CST_TEST_TREE/cisternd}
         CISTERN_ISA=${isas[i]} start_node "${all[i]}" "$network"
     done
     acquaint "${all[@]}"
