@@ -313,7 +313,8 @@ static int compare(const struct cstd_job *job, const struct cstd_machine *peer,
     int rc = open == NULL ? cst_err_set(err, CST_EPROTO, "the options of a part are none")
                           : cst_job_options_take(&theirs, &open->base, err);
 
-    theirs.nodes = job->spec.nodes;
+    theirs.nodes.first_rank = job->spec.nodes.first_rank;
+    theirs.nodes.all_ranks = job->spec.nodes.all_ranks; /* Compared below. */
     if (rc == CST_OK) {
         rc = cstd_job_options_same(&job->spec, &theirs, err);
     }
@@ -324,8 +325,11 @@ static int compare(const struct cstd_job *job, const struct cstd_machine *peer,
     }
     if (rc == CST_OK && here->digest != cst_model_digest(&job->model, 1)) {
         rc = cst_err_set(err, CST_EMISMATCH,
-                         "job '%s' has another model there: names, shapes or operators differ",
-                         job->name);
+                         "job '%s' has another model there, with %" PRIu32
+                         " ranks, than here, with %" PRIu32
+                         ": names, shapes, operators or groups of ranks differ; experts need "
+                         "equally many ranks on each node",
+                         job->name, here->world, job->world);
     }
     if (rc != CST_OK) {
         (void)cst_err_prefix(err, "node '%s'", peer->entry.name);

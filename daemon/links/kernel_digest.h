@@ -9,10 +9,10 @@
 
 #define CSTD_KERNEL_DIGEST_BYTES 16
 
-/* Sum, update and hash a few hundred fixed elements, in all formats of moments and both roundings,
- * with the kernels of the instruction set @isa; NULL: the best ones of this processor. Takes
- * microseconds. Returns the static name of the instruction set; NULL: this processor does not have
- * it. */
+/* Sum, update and hash a few hundred fixed elements with every optimizer, in all formats of master
+ * weights and moments and with both roundings, with the kernels of the instruction set @isa; NULL:
+ * the best ones of this processor. Takes milliseconds. Returns the static name of the instruction
+ * set; NULL: this processor does not have it. One thread at a time. */
 const char *cstd_kernel_digest(const char *isa, uint8_t out[CSTD_KERNEL_DIGEST_BYTES]);
 
 #endif

@@ -12,7 +12,10 @@ int cstd_job_options_read(const Cistern__JobOpen *message, struct cst_job_spec *
     int rc;
 
     rc = cst_job_options_take(&spec, &message->base, err);
+    /* Ranks may say the same in two ways. */
     spec.updates.micro_batches = spec.updates.micro_batches > 1 ? spec.updates.micro_batches : 1;
+    spec.nodes.copies = spec.nodes.copies > 1 ? spec.nodes.copies : 1;
+    spec.nodes.all_ranks = spec.nodes.all_ranks != spec.world ? spec.nodes.all_ranks : 0;
     rc = rc == CST_OK ? cst_job_options_check(&spec, err) : rc;
     if (rc == CST_OK) {
         *out = spec;

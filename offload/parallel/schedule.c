@@ -28,7 +28,7 @@ const struct cst_schedule_kind *cst_schedule_kind(uint32_t i)
 
 int cst_schedule_find(const struct cst_schedule_kind **out, const char *name, struct cst_err *err)
 {
-    char known[128] = "";
+    char known[256] = "";
 
     for (uint32_t i = 0; cst_schedule_kind(i) != NULL; i++) {
         const size_t used = strlen(known);

@@ -3,14 +3,15 @@
 # shellcheck disable=SC2154 # tmp and line, which lib.sh sets
 
 # Start the daemon of node $1, whose jobs use the network $2 (trusted, the default, or encrypted), under notify_run with the options $3...
-# Sets node_pid.
+# Its configuration ends with $node_settings, and its program is $node_program. Sets node_pid.
 start_node() {
     mkdir "$tmp/$1" "$tmp/$1/run"
     ./cistern node key "$tmp/$1" >"$tmp/$1/key" || fail "cistern node key"
-    printf '[node]\nname = %s\nlisten = %s:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\nwait = %s\n' \
-        "$1" "${node_host:-127.0.0.1}" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" "${node_wait:-30}" >"$tmp/$1/conf"
+    printf '[node]\nname = %s\nlisten = %s:0\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = %s\nwait = %s\n%b' \
+        "$1" "${node_host:-127.0.0.1}" "$tmp/$1/node.key" "$tmp/$1/node.crt" "$tmp/$1/nodes" "${2:-trusted}" "${node_wait:-30}" \
+        "${node_settings-}" >"$tmp/$1/conf"
     : >"$tmp/$1/nodes"
-    start "$1" "${@:3}" ./cisternd --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
+    start "$1" "${@:3}" "${node_program:-./cisternd}" --config "$tmp/$1/conf" --socket "$tmp/$1/run/cistern.sock" --gpus none
     await_node "$1"
     # The next daemon of this node is reached at the same port.
     sed -i "s|^listen = .*|listen = $(address_of "$1")|" "$tmp/$1/conf"

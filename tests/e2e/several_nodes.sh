@@ -95,6 +95,13 @@ pid=$!
 ! wait "$pid" || fail "another optimizer on another node was accepted"
 grep -q "node '[ab]': .*optimizer" "$tmp/other.a.log" "$tmp/other.b.log" || fail "said: $(cat "$tmp/other.a.log" "$tmp/other.b.log")"
 
+rank_of a 0 --copies 2 &
+pid=$!
+! rank_of b 1 || fail "other copies on another node were accepted"
+! wait "$pid" || fail "other copies on another node were accepted"
+grep -q "node '[ab]': .*opened with copies [12], not [12]" "$tmp/other.a.log" "$tmp/other.b.log" ||
+    fail "said: $(cat "$tmp/other.a.log" "$tmp/other.b.log")"
+
 # The engines of e and f send to each other by TLS, and g's does not.
 start_node e encrypted
 start_node f encrypted

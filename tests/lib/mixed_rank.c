@@ -10,12 +10,18 @@
  *   keep=N           rank N of the whole job does not discard what the others do
  *   disk=DIR,...     directories for states; durable=1: the job is durable
  *   resume=DIR       the job, which is new, goes on from the checkpoint
+ *   micro=N          micro-batches of a step
+ *   clip=X           largest norm of all gradients together; 0, the default: no clipping
+ *   scale=X          factor on the gradients after their sum; 0, the default: 1
+ *   groups=N         parameter groups (0): one has the factors 1, those of two change with the step
  *   gate=PATH        a step, N from 0, begins when there is no file PATH.N
  *   nan=N            step N, from 0, has gradients that are not numbers, and is skipped
  *   kinds=all        as said
  *   kinds=bf16       all tensors are bf16 and trained
  *   kinds=fp32       none is frozen
  *   kinds=frozen     none is fp32
+ *   model=linear     the model is that of tests/python/torch/linear_rank.py, whose ranks can be
+ *                    others of this job
  */
 #include "cistern/checkpoint.h"
 #include "cistern/cistern.h"
@@ -29,19 +35,53 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { N_TENSORS = 8, N_OPS = 4, MOST_IO = 3 };
+enum { MOST_IO = 3 };
 
-static const struct {
+struct tensor {
     const char *name;
     int64_t rows, columns;
     bool fp32, frozen;
-} tensors[N_TENSORS] = {{"embedding", 60, 50, false, false}, {"w0", 96, 64, false, false},
-                        {"norm", 1, 3000, true, false},      {"table", 70, 64, false, true},
-                        {"w1", 64, 48, true, false},         {"scale", 1, 2000, true, true},
-                        {"w2", 128, 80, false, false},       {"bias", 1, 1000, true, false}};
+};
 
-/* The last numbers are -1. */
-static const int tensors_of[N_OPS][MOST_IO] = {{0, 1, 2}, {3, 4, -1}, {5, 6, 7}, {0, 7, 3}};
+/* The tensors of an operator; the last numbers can be -1. */
+struct operator
+{
+    const char *name;
+    int tensors[MOST_IO];
+};
+
+struct model {
+    const struct tensor *tensors;
+    const struct operator* ops;
+    int n_tensors, n_ops;
+    bool finds_matrices; /* The job finds the matrices of Muon itself. */
+};
+
+static const struct tensor mixed_tensors[] = {
+    {"embedding", 60, 50, false, false}, {"w0", 96, 64, false, false},
+    {"norm", 1, 3000, true, false},      {"table", 70, 64, false, true},
+    {"w1", 64, 48, true, false},         {"scale", 1, 2000, true, true},
+    {"w2", 128, 80, false, false},       {"bias", 1, 1000, true, false}};
+static const struct operator mixed_ops[] = {
+    {"a", {0, 1, 2}}, {"b", {3, 4, -1}}, {"c", {5, 6, 7}}, {"d", {0, 7, 3}}};
+
+/* What cistern.torch declares for tests/python/torch/linear_rank.py. */
+static const struct tensor linear_tensors[] = {{"0.weight", 48, 40, false, false},
+                                               {"0.bias", 1, 48, false, false},
+                                               {"1.weight", 40, 48, false, false},
+                                               {"1.bias", 1, 40, false, false}};
+static const struct operator linear_ops[] = {{"0", {0, 1, -1}}, {"1", {2, 3, -1}}};
+
+static const struct model mixed = {.tensors = mixed_tensors,
+                                   .ops = mixed_ops,
+                                   .n_tensors = 8,
+                                   .n_ops = 4},
+                          linear = {.tensors = linear_tensors,
+                                    .ops = linear_ops,
+                                    .n_tensors = 4,
+                                    .n_ops = 2,
+                                    .finds_matrices = true};
+static const struct model *model = &mixed;
 
 static struct {
     unsigned rank, world; /* on this node */
@@ -50,12 +90,15 @@ static struct {
     int keeps; /* -1: no rank */
     uint64_t steps, nan_step;
     bool no_fp32, no_frozen;
+    uint32_t micro_batches;
+    double clip_norm, grad_scale;
+    uint32_t n_groups;
     const char *resume, *gate;
-} options = {.keeps = -1, .nan_step = UINT64_MAX};
+} options = {.keeps = -1, .nan_step = UINT64_MAX, .micro_batches = 1};
 
 static bool is_fp32(int t)
 {
-    return tensors[t].fp32 && !options.no_fp32;
+    return model->tensors[t].fp32 && !options.no_fp32;
 }
 
 static void must(int rc, const struct cst_err *err, const char *what)
@@ -72,7 +115,7 @@ static int n_io(int op)
 {
     int n = 0;
 
-    while (n < MOST_IO && tensors_of[op][n] >= 0) {
+    while (n < MOST_IO && model->ops[op].tensors[n] >= 0) {
         n++;
     }
     return n;
@@ -80,27 +123,29 @@ static int n_io(int op)
 
 static void declare(struct cst_job *job)
 {
-    for (int t = 0; t < N_TENSORS; t++) {
-        const int64_t shape[] = {tensors[t].rows, tensors[t].columns};
-        const bool is_matrix = tensors[t].rows > 1;
+    for (int t = 0; t < model->n_tensors; t++) {
+        const int64_t shape[] = {model->tensors[t].rows, model->tensors[t].columns};
+        const bool is_matrix = model->tensors[t].rows > 1;
         const struct cst_tensor_spec spec = {
-            .name = tensors[t].name,
+            .name = model->tensors[t].name,
             .dtype = is_fp32(t) ? CST_FP32 : CST_BF16,
             .n_dims = is_matrix ? 2 : 1,
             .shape = is_matrix ? shape : shape + 1,
-            .update = is_matrix ? CST_TENSOR_UPDATE_MUON : CST_TENSOR_UPDATE_AUTO,
-            .pattern =
-                tensors[t].frozen && !options.no_frozen ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD,
+            .update = is_matrix && !model->finds_matrices ? CST_TENSOR_UPDATE_MUON
+                                                          : CST_TENSOR_UPDATE_AUTO,
+            .pattern = model->tensors[t].frozen && !options.no_frozen ? CST_PATTERN_FROZEN
+                                                                      : CST_PATTERN_SHARD,
+            .param_group = options.n_groups == 2 ? (uint32_t)t % 2 : 0,
             .lr_scale = 1.0f,
             .decay_scale = 1.0f};
 
         must(cst_tensor_as(job, &spec) == t ? CST_OK : CST_EINVAL, cst_job_error(job), "a tensor");
     }
-    for (int op = 0; op < N_OPS; op++) {
-        const char name[] = {(char)('a' + op), '\0'};
-
-        must(cst_operator(job, name, tensors_of[op], (uint32_t)n_io(op)) == op ? CST_OK
-                                                                               : CST_EINVAL,
+    for (int op = 0; op < model->n_ops; op++) {
+        must(cst_operator(job, model->ops[op].name, model->ops[op].tensors, (uint32_t)n_io(op)) ==
+                     op
+                 ? CST_OK
+                 : CST_EINVAL,
              cst_job_error(job), "an operator");
     }
 }
@@ -109,12 +154,15 @@ static void write_initial(struct cst_job *job)
 {
     struct cst_err err = {0};
 
-    for (int t = 0; t < N_TENSORS; t++) {
-        const uint64_t n = (uint64_t)(tensors[t].rows * tensors[t].columns);
+    for (int t = 0; t < model->n_tensors; t++) {
+        const uint64_t n = (uint64_t)(model->tensors[t].rows * model->tensors[t].columns);
         float *values = malloc(n * sizeof *values);
 
         for (uint64_t i = 0; i < n && values != NULL; i++) {
-            values[i] = (float)((i * 7 + (uint64_t)t * 31) % 1021) / 1021.0f - 0.5f;
+            values[i] = (float)((i * 7 + (uint64_t)t * 31) % 1021) / 1024.0f - 0.5f;
+            if (model == &linear) { /* PyTorch has bf16 weights. */
+                values[i] = cst_bf16_to_fp32(cst_fp32_to_bf16(values[i]));
+            }
         }
         must(values != NULL ? cst_tensor_write(job, t, CST_STATE_MASTER, 0, n, values, &err)
                             : cst_err_set(&err, CST_ENOMEM, "no memory"),
@@ -159,19 +207,19 @@ static bool discards(int t, uint64_t step)
     return options.leaves && t == 2 && step % 4 == 3 && (int)number() != options.keeps;
 }
 
-/* Write the gradients of the tensors of @op, each of which also depends on the next one's weights.
- */
-static void write_grads(const struct cst_io *io, int op, uint64_t step)
+/* Write the gradients of the tensors of @op in micro-batch @micro, each of which also depends on
+ * the next one's weights. */
+static void write_grads(const struct cst_io *io, int op, uint64_t step, uint32_t micro)
 {
     const int n = n_io(op);
 
     for (int k = 0; k < n; k++) {
-        const int t = tensors_of[op][k], other = tensors_of[op][(k + 1) % n];
+        const int t = model->ops[op].tensors[k], other = model->ops[op].tensors[(k + 1) % n];
         const struct cst_io *next = &io[(k + 1) % n];
 
         for (uint64_t i = 0; io[k].grad != NULL && i < io[k].n_elems; i++) {
-            const uint32_t noise =
-                (uint32_t)i * 2654435761u + number() * 97 + (uint32_t)step * 31 + (uint32_t)op;
+            const uint32_t noise = (uint32_t)i * 2654435761u + number() * 97 + (uint32_t)step * 31 +
+                                   micro * 7919 + (uint32_t)op;
             float g = weight_of(&io[k], t, i) * 0.25f +
                       weight_of(next, other, i % next->n_elems) * 0.125f +
                       (float)(noise >> 9 & 0x7fff) / 32768.0f - 0.5f;
@@ -201,25 +249,44 @@ static int say_without(struct cst_job *job, uint64_t step, struct cst_err *err)
     return rc;
 }
 
+/* Make the passes of micro-batch @micro of step @step. */
+static int make_passes(struct cst_job *job, uint64_t step, uint32_t micro, struct cst_err *err)
+{
+    int rc = CST_OK;
+
+    for (int i = 0; i < 2 * model->n_ops && rc == CST_OK; i++) {
+        const int op = i < model->n_ops ? i : 2 * model->n_ops - 1 - i;
+        struct cst_io io[MOST_IO];
+
+        if (i >= model->n_ops && leaves_out(op, step)) {
+            continue;
+        }
+        rc = cst_op_begin(job, op, i < model->n_ops ? CST_FORWARD : CST_BACKWARD, io,
+                          (uint32_t)n_io(op), err);
+        if (rc == CST_OK && i >= model->n_ops) {
+            write_grads(io, op, step, micro);
+        }
+        rc = rc == CST_OK ? cst_op_end(job, op, err) : rc;
+    }
+    return rc;
+}
+
 /* Make step @step. CST_EPEERDIED, CST_ESTALE: it is void. */
 static int make_step(struct cst_job *job, uint64_t step, struct cst_err *err)
 {
-    const struct cst_hyper_params params = {.lr = 0.01, .weight_decay = 0.1};
-    int rc = CST_OK;
+    const struct cst_hyper_params params = {.lr = 0.01,
+                                            .weight_decay = 0.1,
+                                            .clip_norm = options.clip_norm,
+                                            .grad_scale = options.grad_scale};
+    const struct cst_param_group groups[] = {
+        {1, options.n_groups == 2 ? 1.0 / (double)(step + 1) : 1}, {0.5, 0}};
+    int rc = cst_param_groups(job, groups, options.n_groups, err);
 
-    for (int i = 0; i < 2 * N_OPS && rc == CST_OK; i++) {
-        const int op = i < N_OPS ? i : 2 * N_OPS - 1 - i;
-        struct cst_io io[MOST_IO];
+    rc = rc == CST_OK ? make_passes(job, step, 0, err) : rc;
 
-        if (i >= N_OPS && leaves_out(op, step)) {
-            continue;
-        }
-        rc = cst_op_begin(job, op, i < N_OPS ? CST_FORWARD : CST_BACKWARD, io, (uint32_t)n_io(op),
-                          err);
-        if (rc == CST_OK && i >= N_OPS) {
-            write_grads(io, op, step);
-        }
-        rc = rc == CST_OK ? cst_op_end(job, op, err) : rc;
+    for (uint32_t micro = 1; micro < options.micro_batches && rc == CST_OK; micro++) {
+        rc = cst_accumulate(job, err);
+        rc = rc == CST_OK ? make_passes(job, step, micro, err) : rc;
     }
     rc = rc == CST_OK ? say_without(job, step, err) : rc;
     return rc == CST_OK ? cst_step(job, &params, NULL, err) : rc;
@@ -305,8 +372,18 @@ static void take_option(struct cst_job_spec *spec, const char *text)
         options.resume = value;
     } else if (IS("gate")) {
         options.gate = value;
+    } else if (IS("micro")) {
+        spec->updates.micro_batches = options.micro_batches = (uint32_t)atoi(value);
+    } else if (IS("clip")) {
+        options.clip_norm = atof(value);
+    } else if (IS("scale")) {
+        options.grad_scale = atof(value);
+    } else if (IS("groups")) {
+        options.n_groups = (uint32_t)atoi(value);
     } else if (IS("nan")) {
         options.nan_step = strtoull(value, NULL, 10);
+    } else if (IS("model")) {
+        model = strcmp(value, "linear") == 0 ? &linear : &mixed;
     } else if (IS("kinds")) {
         options.no_fp32 = strcmp(value, "fp32") != 0 && strcmp(value, "all") != 0;
         options.no_frozen = strcmp(value, "frozen") != 0 && strcmp(value, "all") != 0;

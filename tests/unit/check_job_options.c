@@ -114,6 +114,8 @@ START_TEST(what_differs_is_named)
         "job 'a' was opened with unused zero, not skip as rank 3 wants",
         "job 'a' was opened with micro_batches 0, not 2 as rank 3 wants",
         "job 'a' was opened with prefetch_depth 0, not 5 as rank 3 wants",
+        "job 'a' was opened with copies 0, not 2 as rank 3 wants",
+        "job 'a' was opened with block_ranks 0, not 4 as rank 3 wants",
     };
 
     ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_OK);
@@ -127,9 +129,37 @@ START_TEST(what_differs_is_named)
     request.updates.unused = _i == 7 ? CST_UNUSED_SKIP : CST_UNUSED_ZERO;
     request.updates.micro_batches = _i == 8 ? 2 : 0;
     request.planning.prefetch_depth = _i == 9 ? 5 : 0;
+    request.nodes.copies = _i == 10 ? 2 : 0;
+    request.updates.block_ranks = _i == 11 ? 4 : 0;
     ck_assert_int_eq(cstd_job_options_same(&first, &request, &err), CST_EMISMATCH);
     ck_assert_int_eq(err.reason, _i == 0 ? CST_REASON_FIXED_OPTION : CST_REASON_OPTION);
     ck_assert_str_eq(err.text, words[_i]);
+}
+END_TEST
+
+/* What ranks can say in two ways is read in one: a default, or its value. */
+START_TEST(defaults_are_their_values)
+{
+    const struct cst_job_spec plain = {.name = "a", .world = 2};
+    const struct cst_job_spec exact = {.name = "a",
+                                       .world = 2,
+                                       .nodes = {.all_ranks = 2, .copies = 1},
+                                       .updates.micro_batches = 1};
+    const struct cst_job_spec more = {.name = "a", .world = 2, .nodes.all_ranks = 3};
+    const struct cst_job_spec *const sent[] = {&plain, &exact, &more};
+    struct cst_job_spec read[3];
+
+    for (int i = 0; i < 3; i++) {
+        Cistern__JobOpen message = CISTERN__JOB_OPEN__INIT;
+        struct cst_job_texts written;
+
+        cst_job_texts_make(&written, sent[i]);
+        cst_job_options_fill(&message.base, sent[i], &written, CST_JOB_ALL);
+        ck_assert_int_eq(cstd_job_options_read(&message, &read[i], &err), CST_OK);
+    }
+    ck_assert_int_eq(cstd_job_options_same(&read[0], &read[1], &err), CST_OK);
+    ck_assert_int_eq(cstd_job_options_same(&read[0], &read[2], &err), CST_EMISMATCH);
+    ck_assert_str_eq(err.text, "job 'a' was opened with all_ranks 0, not 3 as rank 0 wants");
 }
 END_TEST
 
@@ -163,7 +193,8 @@ int main(void)
     tcase_add_test(tcase, absent_is_adamw);
     tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
     tcase_add_test(tcase, what_cannot_go_together);
-    tcase_add_loop_test(tcase, what_differs_is_named, 0, 10);
+    tcase_add_loop_test(tcase, what_differs_is_named, 0, 12);
+    tcase_add_test(tcase, defaults_are_their_values);
     tcase_add_loop_test(tcase, texts, 0, 4);
     return suite_run(suite);
 }
