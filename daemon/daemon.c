@@ -139,6 +139,8 @@ static void on_reload(uv_signal_t *signal, int number)
     if (daemon->links != NULL && cstd_links_reload(daemon->links, &err) != CST_OK) {
         cstd_log(CSTD_LOG_ERROR, "SIGHUP: the list of nodes and the key are unchanged: %s",
                  err.text);
+    } else if (daemon->links != NULL) {
+        cstd_span_add_nodes(daemon);
     }
     cstd_log(CSTD_LOG_NOTICE,
              "SIGHUP: the limits in [quota]%s were read again; other changes of the configuration "

@@ -275,33 +275,6 @@ int cstd_span_meet(struct cstd_job *job, struct cst_err *err)
     return CST_EAGAIN;
 }
 
-void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
-{
-    const struct cstd_span *span = job->span;
-    uint32_t n_ranks = 0;
-
-    text[0] = '\0';
-    if (span == NULL) {
-        return;
-    }
-    for (uint32_t m = 0; m < span->n; m++) {
-        n_ranks += span->machines[m].world;
-    }
-    if (span->state == CSTD_SPAN_MEETING) {
-        (void)snprintf(text, size,
-                       "%" PRIu32 " of %" PRIu32
-                       " ranks, which no node with a link has: see 'cistern node list'",
-                       cst_job_all_ranks(&job->spec) - n_ranks, cst_job_all_ranks(&job->spec));
-    } else if (span->state == CSTD_SPAN_PLANNING && (span->self != 0 || span->replaces)) {
-        (void)snprintf(text, size, "node '%s', which plans the job",
-                       span->names[span->self != 0 ? 0 : 1]);
-    } else if (span->state == CSTD_SPAN_JOINING) {
-        (void)snprintf(text, size, "the engines of the job's nodes");
-    } else if (span->replaces && span->members == NULL) {
-        (void)snprintf(text, size, "the states, which other nodes have");
-    }
-}
-
 /* -- HERE ------------------------------------------------------------------------------------- */
 
 /* Compare what the part @here of @node is made for with this one. */
@@ -322,6 +295,13 @@ static int compare(const struct cstd_job *job, const struct cstd_machine *peer,
         rc = cst_err_set(err, CST_EMISMATCH,
                          "job '%s' has %" PRIu32 " ranks here, and %" PRIu32 " there", job->name,
                          cst_job_all_ranks(&job->spec), here->all_ranks);
+    }
+    if (rc == CST_OK && (here->world == 0 || here->first_rank >= here->all_ranks ||
+                         here->world > here->all_ranks - here->first_rank)) {
+        rc = cst_err_set(err, CST_EPROTO,
+                         "job '%s' has %" PRIu32 " ranks from %" PRIu32 " on there, of %" PRIu32
+                         ", which cannot be: its cistern differs",
+                         job->name, here->world, here->first_rank, here->all_ranks);
     }
     if (rc == CST_OK && here->digest != cst_model_digest(&job->model, 1)) {
         rc = cst_err_set(err, CST_EMISMATCH,
@@ -375,6 +355,34 @@ static int add_part(struct cstd_job *job, struct cstd_machine *peer, const Span_
     return CST_OK;
 }
 
+/* The job has all its parts, and @here is another one: it takes the place of one that was lost, or
+ * is refused. A part that overlaps the one here, or differs, is told of this one, and finds why. */
+static void take_other(struct cstd_job *job, struct cstd_machine *peer, const Span__Here *here)
+{
+    const struct cstd_span *span = job->span;
+    const struct cstd_span_machine *self = &span->machines[span->self];
+    struct cst_err err = {0};
+    const bool fits = compare(job, peer, here, &err) == CST_OK;
+
+    if (fits && cstd_span_replace(job, peer, here)) {
+        return;
+    }
+    if (fits) {
+        (void)cst_err_set(&err, CST_EMISMATCH,
+                          "node '%s' has begun ranks %" PRIu32 " to %" PRIu32
+                          " of this job, which goes on here: its part waits until the node that "
+                          "had these ranks is given up (see 'cistern job %s')",
+                          peer->entry.name, here->first_rank, here->first_rank + here->world - 1,
+                          job->name);
+    }
+    cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
+    if (here->heard != span->life &&
+        (!fits || (here->first_rank < self->first_rank + self->world &&
+                   self->first_rank < here->first_rank + here->world))) {
+        cstd_span_tell_here(job, peer, here->from->life);
+    }
+}
+
 static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Span__Here *here)
 {
     struct cstd_span *span = job->span;
@@ -389,18 +397,7 @@ static void take_here(struct cstd_job *job, struct cstd_machine *peer, const Spa
             cstd_span_tell_here(job, peer, here->from->life);
         }
     } else if (machine == NULL || machine->life != here->from->life) {
-        if (compare(job, peer, here, &err) != CST_OK) {
-            cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", err.text);
-            return;
-        }
-        if (cstd_span_replace(job, peer, here)) {
-            return;
-        }
-        cstd_log_about(
-            CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job),
-            "node '%s' has begun this job anew, which goes on here: its part waits until "
-            "the node that had these ranks is given up (see 'cistern job %s')",
-            peer->entry.name, job->name);
+        take_other(job, peer, here);
         return;
     }
     if (rc == CST_OK && here->heard != span->life) {
@@ -420,7 +417,8 @@ static int on_here(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     Span__Here *here = span__here__unpack(NULL, n, body);
     struct cstd_job *job;
 
-    if (here == NULL) {
+    if (here == NULL || here->from->life == 0) {
+        span__here__free_unpacked(here, NULL);
         return cst_err_set(err, CST_EPROTO, "no part of a job");
     }
     job = cstd_span_job(arg, here->from);

@@ -184,9 +184,14 @@ void cstd_span_engine_up(struct cstd_job *job);
 /* Set *out for the core. False: the job has no span. */
 bool cstd_span_machines(const struct cstd_job *job, struct cst_core_machines *out);
 
-/* A manager does not trust the node @name any more, to which there is no link: it is lost to @job.
- */
-void cstd_span_drop_node(struct cstd_job *job, const char *name);
+/* A manager does not trust the node @name any more: if it is a member of @job, it is to be removed.
+ * Without a link to it, also when it was dropped before, this says that it is down for good. False:
+ * it is no member. */
+bool cstd_span_drop_node(struct cstd_job *job, const char *name);
+
+/* The list of nodes has changed: a manager's word that a member of a job was to be dropped is taken
+ * back if its node is in the list again, and the member has not been removed meanwhile. */
+void cstd_span_add_nodes(struct cstd_daemon *daemon);
 
 /* The core of @job is open, and its ranks may attach: agree with the others on who the members are.
  */

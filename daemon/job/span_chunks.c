@@ -90,6 +90,9 @@ static int take_chunks(struct cstd_job *job, struct cstd_machine *peer, const Sp
         (machine->first_rank != 0 && !machine->goes_on)) {
         return cst_err_set(err, CST_EPROTO, "sizes of chunks that are none");
     }
+    if (span->state > CSTD_SPAN_PLANNING || span->class_elems[0] != 0) {
+        return CST_OK; /* Told again, or by another part that goes on. */
+    }
     memcpy(span->class_elems, chunks->class_elems,
            chunks->n_class_elems * sizeof *span->class_elems);
     memcpy(span->token, chunks->token.data, sizeof span->token);

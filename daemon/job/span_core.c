@@ -3,6 +3,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/base/log.h"
 #include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
 #include "daemon/job/span_message.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/ledger/ledger.h"
@@ -386,7 +387,7 @@ static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body,
     job = cstd_span_job(arg, in->from);
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == in->from->life) {
-        rc = cstd_span_read_members(in, &message, err);
+        rc = cstd_span_read_members(in, job->span->n, &message, err);
         if (rc == CST_OK && (job->span->members == NULL || !machine->joined)) {
             rc = keep_told(machine, &message, err);
         } else if (rc == CST_OK) {
@@ -461,7 +462,7 @@ void cstd_span_lost(struct cstd_span *span, uint32_t m)
     feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_GONE, .machine = m});
 }
 
-void cstd_span_drop_node(struct cstd_job *job, const char *name)
+bool cstd_span_drop_node(struct cstd_job *job, const char *name)
 {
     struct cstd_span *span = job->span;
 
@@ -469,7 +470,30 @@ void cstd_span_drop_node(struct cstd_job *job, const char *name)
         if (m != span->self && strcmp(span->names[m], name) == 0 && cstd_span_is_member(span, m)) {
             feed_members(span, &(struct cst_members_event){
                                    .kind = CST_MEMBERS_DROP, .machine = m, .idle = true});
-            return;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* True if machine @m was to be dropped, and is in the list of nodes again. */
+static bool is_back(const struct cstd_span *span, uint32_t m)
+{
+    return m != span->self && !span->machines[m].peer->is_dropped && cstd_span_is_member(span, m) &&
+           cst_set_has(&cst_members_record(span->members)->drops, m);
+}
+
+void cstd_span_add_nodes(struct cstd_daemon *daemon)
+{
+    struct cstd_job *job, *next;
+
+    for (job = TAILQ_FIRST(&daemon->jobs->living); job != NULL; job = next) {
+        next = TAILQ_NEXT(job, link);
+        for (uint32_t m = 0; job->span != NULL && m < job->span->n; m++) {
+            if (is_back(job->span, m)) {
+                feed_members(job->span, &(struct cst_members_event){
+                                            .kind = CST_MEMBERS_ADD, .machine = m, .idle = true});
+            }
         }
     }
 }
@@ -509,7 +533,7 @@ static int open_members(struct cstd_span *span, struct cst_err *err)
     struct cstd_job *job = span->job;
     const struct cst_members_config config = {.self = span->self,
                                               .life = span->life,
-                                              .makes_job = span->self == 0,
+                                              .makes_job = span->self == 0 && !span->replaces,
                                               .wait = job->daemon->config->node.wait_s *
                                                       UINT64_C(1000000000),
                                               .committed = cst_core_recorded_step(job->core),

@@ -359,6 +359,8 @@ static int take_net(struct cstd_job *job, struct cstd_span_machine *machine, con
         machine->end = malloc(net->end.len + 1);
         machine->segments = calloc(net->n_segments, sizeof *machine->segments);
         if (machine->end == NULL || machine->segments == NULL) {
+            free(machine->end);
+            machine->end = NULL; /* It has told nothing. */
             return cst_err_set(err, CST_ENOMEM, "no memory for %u segments", net->n_segments);
         }
         memcpy(machine->end, net->end.data, net->end.len);

@@ -186,7 +186,9 @@ static int take_squares(const Span__Core *in, struct cstd_span_machine *from,
         return cst_err_set(err, CST_EPROTO, "squares %u to %zu of %u do not follow %u", first,
                            first + in->n_squares, all, from->n_squares);
     }
-    memcpy(from->squares + first, in->squares, in->n_squares * sizeof *from->squares);
+    if (in->n_squares > 0) {
+        memcpy(from->squares + first, in->squares, in->n_squares * sizeof *from->squares);
+    }
     from->n_squares += (uint32_t)in->n_squares;
     out->squares = from->squares;
     out->n_squares = from->n_squares;
@@ -245,7 +247,7 @@ int cstd_span_read_core(const Span__Core *in, struct cstd_span_machine *from,
     return rc == CST_OK ? take_squares(in, from, out, err) : rc;
 }
 
-int cstd_span_read_members(const Span__Members *in, struct cst_members_message *out,
+int cstd_span_read_members(const Span__Members *in, uint32_t n, struct cst_members_message *out,
                            struct cst_err *err)
 {
     *out = (struct cst_members_message){.kind = (enum cst_members_kind)in->kind,
@@ -256,8 +258,9 @@ int cstd_span_read_members(const Span__Members *in, struct cst_members_message *
                                         .ballot = in->ballot,
                                         .accepted = in->accepted,
                                         .epoch.number = in->epoch->number};
-    if (in->epoch->n_lives > CST_MACHINES_MAX) {
-        return cst_err_set(err, CST_EPROTO, "an epoch of %zu machines", in->epoch->n_lives);
+    if (in->epoch->n_lives > n) {
+        return cst_err_set(err, CST_EPROTO, "an epoch of %zu machines, of a job on %u",
+                           in->epoch->n_lives, n);
     }
     for (uint32_t m = 0; m < in->epoch->n_lives; m++) {
         out->epoch.lives[m] = in->epoch->lives[m];

@@ -25,7 +25,8 @@ int cstd_span_send_members(struct cstd_job *job, struct cstd_span_machine *to,
 int cstd_span_read_core(const Span__Core *in, struct cstd_span_machine *from,
                         struct cst_machine_message *out, struct cst_err *err);
 
-int cstd_span_read_members(const Span__Members *in, struct cst_members_message *out,
+/* Read @in, which is about a job on @n machines. CST_EPROTO: it is none. */
+int cstd_span_read_members(const Span__Members *in, uint32_t n, struct cst_members_message *out,
                            struct cst_err *err);
 
 #endif

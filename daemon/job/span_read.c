@@ -204,7 +204,7 @@ static int copy(struct cstd_job *job, struct cstd_span_read *read, struct cst_er
                                   .n_dst = 1,
                                   .bytes = read->bytes};
 
-    if (machine->n_segments == 0) {
+    if (machine->n_segments == 0 || machine->segments[machine->n_segments - 1].segment == NULL) {
         return cst_err_set(err, CST_ELOST, "node '%s' has no window",
                            job->span->names[read->machine]);
     }
@@ -247,7 +247,7 @@ static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body
     read = job != NULL ? find(job->span, here->number) : NULL;
     if (job != NULL && read == NULL) {
         tell_taken(job, peer, here->number); /* It was answered, because a link was down. */
-    } else if (read != NULL && job->span->machines[read->machine].peer == peer) {
+    } else if (read != NULL && !read->copies && job->span->machines[read->machine].peer == peer) {
         if (here->status != CST_OK) {
             (void)cst_err_set(&why, here->status < 0 ? here->status : CST_EPROTO, "node '%s': %s",
                               peer->entry.name, here->why != NULL ? here->why : "");

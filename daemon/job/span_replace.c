@@ -289,12 +289,14 @@ static int begin_state(struct cstd_job *job, const Span__State *in, struct cst_e
 
 static int take_state(struct cstd_job *job, const Span__State *in, struct cst_err *err)
 {
+    const uint32_t n = job->spec.updates.unused == CST_UNUSED_SKIP ? job->model.n_tensors : 0;
     struct cstd_span_progress *progress;
 
-    if ((in->n_all != 0 && in->n_all != job->model.n_tensors) || in->first > in->n_all ||
-        in->n_missed > in->n_all - in->first) {
-        return cst_err_set(err, CST_EPROTO, "steps of %zu tensors from %" PRIu32 " on, of %" PRIu32,
-                           in->n_missed, in->first, job->model.n_tensors);
+    if (in->n_all != n || in->first > n || in->n_missed > n - in->first) {
+        return cst_err_set(err, CST_EPROTO,
+                           "steps of %zu tensors from %" PRIu32 " on, of %" PRIu32
+                           ": there are %" PRIu32,
+                           in->n_missed, in->first, in->n_all, n);
     }
     if (in->first == 0 && begin_state(job, in, err) != CST_OK) {
         return err->status;
@@ -326,7 +328,7 @@ static int on_state(void *arg, struct cstd_machine *peer, const uint8_t *body, s
     job = cstd_span_job(arg, state->from);
     machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
     if (machine != NULL && machine->life == state->from->life && machine->goes_on &&
-        job->span->replaces && job->span->members == NULL) {
+        job->span->replaces && job->span->members == NULL && cstd_span_progress(job) == NULL) {
         rc = take_state(job, state, err);
     }
     span__state__free_unpacked(state, NULL);

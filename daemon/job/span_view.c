@@ -76,6 +76,49 @@ void cstd_span_view_node(const struct cstd_job *job, uint32_t m, struct cstd_spa
     }
 }
 
+void cstd_span_missing(const struct cstd_job *job, char *text, size_t size)
+{
+    const struct cstd_span *span = job->span;
+    uint32_t n_ranks = 0;
+
+    text[0] = '\0';
+    if (span == NULL) {
+        return;
+    }
+    for (uint32_t m = 0; m < span->n; m++) {
+        n_ranks += span->machines[m].world;
+    }
+    if (span->state == CSTD_SPAN_MEETING) {
+        (void)snprintf(text, size,
+                       "%" PRIu32 " of %" PRIu32
+                       " ranks, which no node with a link has: see 'cistern node list'",
+                       cst_job_all_ranks(&job->spec) - n_ranks, cst_job_all_ranks(&job->spec));
+    } else if (span->state == CSTD_SPAN_PLANNING && (span->self != 0 || span->replaces)) {
+        (void)snprintf(text, size, "node '%s', which plans the job",
+                       span->names[span->self != 0 ? 0 : 1]);
+    } else if (span->state == CSTD_SPAN_JOINING) {
+        (void)snprintf(text, size, "the engines of the job's nodes");
+    } else if (span->replaces && span->members == NULL) {
+        (void)snprintf(text, size, "the states, which other nodes have");
+    }
+}
+
+/* Add to @text which member is not in the list of nodes any more, and what helps. */
+static void explain_dropped(const struct cstd_span *span, char *text, size_t size)
+{
+    for (uint32_t m = 0; m < span->n; m++) {
+        const struct cstd_machine *peer = span->machines[m].peer;
+        const size_t n = strlen(text);
+
+        if (peer != NULL && peer->is_dropped && is_member(span, m)) {
+            (void)snprintf(text + n, size - n,
+                           ". Node %s was dropped here: 'cistern node add %s' lets it come back",
+                           peer->entry.name, peer->entry.name);
+            return;
+        }
+    }
+}
+
 void cstd_span_view_explain(const struct cstd_job *job, char *text, size_t size)
 {
     const struct cstd_span *span = job->span;
@@ -87,6 +130,7 @@ void cstd_span_view_explain(const struct cstd_job *job, char *text, size_t size)
     }
     if (span->members != NULL) {
         cst_members_explain(span->members, uv_hrtime(), text, size);
+        explain_dropped(span, text, size);
         return;
     }
     cstd_span_missing(job, missing, sizeof missing);

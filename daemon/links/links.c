@@ -28,24 +28,53 @@ struct cstd_machine *cstd_links_find(struct cstd_links *links, const char *name)
     return NULL;
 }
 
-/* Trust @machine no more. */
-static void forget(struct cstd_machine *machine)
+/* End the connections of @machine, because it is not trusted any more as @what says. */
+static void refuse(struct cstd_machine *machine, const char *what)
 {
     struct cstd_links *links = machine->links;
     struct cstd_connection *connection;
     struct cst_err why;
 
-    (void)cst_err_set(&why, CST_EDENIED, "node '%s' no longer trusts '%s'", links->self.name,
-                      machine->entry.name);
+    (void)cst_err_set(&why, CST_EDENIED, "node '%s' no longer trusts %s'%s'", links->self.name,
+                      what, machine->entry.name);
     TAILQ_FOREACH(connection, &links->connections, link)
     {
         if (connection->machine == machine) {
             cstd_links_refuse(connection, &why);
         }
     }
+}
+
+/* Trust @machine no more. A job that holds it finds it again if it is added again. */
+static void forget(struct cstd_machine *machine)
+{
+    struct cstd_links *links = machine->links;
+
+    refuse(machine, "");
     TAILQ_REMOVE(&links->machines, machine, link);
     links->n_machines--;
+    TAILQ_INSERT_TAIL(&links->dropped, machine, link);
+    machine->is_dropped = true;
     cstd_machine_unref(machine);
+}
+
+/* Put the machine of @entry, which a job has held since it was dropped, into the list again.
+ * Returns NULL if there is none. */
+static struct cstd_machine *find_dropped(struct cstd_links *links,
+                                         const struct cstd_machine_entry *entry)
+{
+    struct cstd_machine *machine;
+
+    TAILQ_FOREACH(machine, &links->dropped, link)
+    {
+        if (machine->n_holds > 0 && strcmp(machine->entry.name, entry->name) == 0) {
+            TAILQ_REMOVE(&links->dropped, machine, link);
+            machine->is_dropped = false;
+            cstd_machine_ref(machine);
+            return machine;
+        }
+    }
+    return NULL;
 }
 
 static void tell_of_drain(struct cstd_machine *machine)
@@ -59,32 +88,40 @@ static void tell_of_drain(struct cstd_machine *machine)
     cstd_machine_look(machine);
 }
 
+/* Let @machine be as @entry says. Jobs know a machine by its name: one that has another key now is
+ * the machine that it was, if it proves that it has the new one. */
+static void set_entry(struct cstd_machine *machine, const struct cstd_machine_entry *entry)
+{
+    const bool drains = entry->drained && !machine->entry.drained;
+
+    if (strcmp(machine->entry.identity, entry->identity) != 0) {
+        refuse(machine, "the former certificate of ");
+    }
+    machine->entry = *entry;
+    machine->retry_ns = 0;
+    if (drains) {
+        tell_of_drain(machine);
+    }
+}
+
 /* Make the list of machines have @entry, which replaces one of its name. */
 static int trust(struct cstd_links *links, const struct cstd_machine_entry *entry,
                  struct cst_err *err)
 {
     struct cstd_machine *machine = cstd_links_find(links, entry->name);
-    int rc;
 
-    if (machine != NULL && strcmp(machine->entry.identity, entry->identity) == 0) {
-        const bool drains = entry->drained && !machine->entry.drained;
-
-        machine->entry = *entry;
-        machine->retry_ns = 0;
-        if (drains) {
-            tell_of_drain(machine);
-        }
+    if (machine != NULL) {
+        set_entry(machine, entry);
         return CST_OK;
     }
-    if (machine != NULL) {
-        forget(machine);
+    machine = find_dropped(links, entry);
+    if (machine == NULL && cstd_machine_make(&machine, links, entry, err) != CST_OK) {
+        return err->status;
     }
-    rc = cstd_machine_make(&machine, links, entry, err);
-    if (rc == CST_OK) {
-        TAILQ_INSERT_TAIL(&links->machines, machine, link);
-        links->n_machines++;
-    }
-    return rc;
+    set_entry(machine, entry);
+    TAILQ_INSERT_TAIL(&links->machines, machine, link);
+    links->n_machines++;
+    return CST_OK;
 }
 
 static int check_own(const struct cstd_links *links, const struct cstd_machine_entry *entry,
@@ -272,6 +309,7 @@ static struct cstd_links *make(uv_loop_t *loop, struct cstd_deferred_queue *late
     links->n_admissible = ADMISSIBLE;
     links->ticked_ns = uv_hrtime();
     TAILQ_INIT(&links->machines);
+    TAILQ_INIT(&links->dropped);
     TAILQ_INIT(&links->connections);
     LIST_INIT(&links->watches);
     cstd_hello_init(&links->self, config->name, instance);
@@ -349,6 +387,10 @@ void cstd_links_close(struct cstd_links *links)
     while ((machine = TAILQ_FIRST(&links->machines)) != NULL) {
         TAILQ_REMOVE(&links->machines, machine, link);
         cstd_machine_unref(machine);
+    }
+    while ((machine = TAILQ_FIRST(&links->dropped)) != NULL) {
+        TAILQ_REMOVE(&links->dropped, machine, link);
+        machine->is_dropped = false; /* It ends with its last user. */
     }
     cstd_tls_context_close(links->context);
     free(links);

@@ -46,7 +46,8 @@ struct cstd_connection;
 struct cstd_deferred_queue;
 struct cstd_links;
 
-/* A machine. It exists as long as it is in the list, held, or connected. */
+/* A machine. It exists as long as it is in the list, held, or connected. One that is held, dropped
+ * from the list and added again is still the same object, also if it has another key then. */
 struct cstd_machine {
     TAILQ_ENTRY(cstd_machine) link;
     struct cstd_links *links;
@@ -62,6 +63,7 @@ struct cstd_machine {
     uint64_t retry_ns;   /* When to dial again; monotonic. */
     unsigned n_refs;     /* Connections, and the list. */
     unsigned n_holds;    /* cstd_machine_hold. */
+    bool is_dropped;     /* It is not in the list any more. */
 };
 
 TAILQ_HEAD(cstd_machine_head, cstd_machine);
@@ -106,8 +108,7 @@ int cstd_links_reload(struct cstd_links *links, struct cst_err *err);
 /* What managers do. The file of the list is changed first. Add: CST_EINVAL: the entry is wrong or
  * this machine's own; CST_EBUDGET: there are CSTD_MACHINES_MAX; CST_EIO: the file cannot be
  * written. A machine of this name is replaced, and is no longer drained. Drop and drain:
- * CST_ENOTFOUND; CST_EIO.
- */
+ * CST_ENOTFOUND; CST_EIO. */
 int cstd_links_add(struct cstd_links *links, const char *name, const char *address,
                    const char *identity, struct cst_err *err);
 int cstd_links_drop(struct cstd_links *links, const char *name, struct cst_err *err);

@@ -29,6 +29,9 @@ int cstd_machine_make(struct cstd_machine **out, struct cstd_links *links,
 static void free_unused(struct cstd_machine *machine)
 {
     if (machine->n_refs == 0 && machine->n_holds == 0) {
+        if (machine->is_dropped) {
+            TAILQ_REMOVE(&machine->links->dropped, machine, link);
+        }
         free(machine);
     }
 }

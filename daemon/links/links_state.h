@@ -17,6 +17,7 @@ struct cstd_links {
     char address[CSTD_MACHINE_ADDRESS_BYTES]; /* Where this machine listens. */
     struct cstd_machine_head machines;        /* Those of the list. */
     unsigned n_machines;
+    struct cstd_machine_head dropped; /* Those that were in the list, and are still used. */
     TAILQ_HEAD(, cstd_connection) connections;
     LIST_HEAD(, cstd_links_watch) watches;
     struct {

@@ -178,8 +178,22 @@ void cstd_serve_node_add(struct cstd_session *session, uint64_t id, void *body)
     rc = cstd_links_add(session->daemon->links, add->name, add->address, add->identity, &err);
     if (rc == CST_OK) {
         tell(session, "added", add->name);
+        cstd_span_add_nodes(session->daemon);
     }
     answer(session, id, rc, &err);
+}
+
+/* Remove the node from the jobs of which it is a member. Returns whether there was one. */
+static bool drop_from_jobs(struct cstd_daemon *daemon, const char *name)
+{
+    struct cstd_job *job, *next;
+    bool any = false;
+
+    for (job = TAILQ_FIRST(&daemon->jobs->living); job != NULL; job = next) {
+        next = TAILQ_NEXT(job, link);
+        any = cstd_span_drop_node(job, name) || any;
+    }
+    return any;
 }
 
 void cstd_serve_node_drop(struct cstd_session *session, uint64_t id, void *body)
@@ -192,14 +206,13 @@ void cstd_serve_node_drop(struct cstd_session *session, uint64_t id, void *body)
         return;
     }
     rc = cstd_links_drop(session->daemon->links, drop->name, &err);
-    if (rc == CST_OK) {
-        struct cstd_job *job;
+    if (rc == CST_OK || rc == CST_ENOTFOUND) {
+        const bool waited = drop_from_jobs(session->daemon, drop->name);
 
+        rc = waited ? CST_OK : rc; /* Jobs that waited for a node that was dropped before. */
+    }
+    if (rc == CST_OK) {
         tell(session, "dropped", drop->name);
-        TAILQ_FOREACH(job, &session->daemon->jobs->living, link)
-        {
-            cstd_span_drop_node(job, drop->name);
-        }
     }
     answer(session, id, rc, &err);
 }

@@ -134,14 +134,22 @@ static void answer_commands(struct cstd_process *process, const struct cst_frame
 static void answer(struct cstd_process *process, const struct cst_frame *frame, unsigned fail)
 {
     Engine__Ready ready = ENGINE__READY__INIT;
+    Engine__NetEnd end = ENGINE__NET_END__INIT;
+    Engine__Setup *setup;
     Engine__SegmentAdd *add;
     Engine__SegmentDrop *drop;
 
     switch (frame->type) {
     case ENGINE__MSG_TYPE__ENGINE_SETUP:
+        setup = engine__setup__unpack(NULL, frame->body_bytes, frame->body);
+        end.transport = setup->net != NULL ? setup->net->transport : NULL;
+        end.version = (char *)(uintptr_t) "1";
+        end.address = (char *)(uintptr_t) "127.0.0.1:1";
+        ready.end = setup->net != NULL ? &end : NULL;
         ready.threads = ready.copy_threads = 1;
         ready.isa = (char *)(uintptr_t) "fake";
         reply(process, ENGINE__MSG_TYPE__ENGINE_READY, frame->request, &ready.base);
+        engine__setup__free_unpacked(setup, NULL);
         break;
     case ENGINE__MSG_TYPE__ENGINE_SEGMENT_ADD:
         add = engine__segment_add__unpack(NULL, frame->body_bytes, frame->body);

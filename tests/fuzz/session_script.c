@@ -2,8 +2,8 @@
 /* The seed of the session target: a whole training session of two ranks. */
 #include "proto/cistern.pb-c.h"
 #include "proto/frame.h"
+#include "tests/fuzz/daemon_rig.h"
 #include "tests/fuzz/fuzz.h"
-#include "tests/fuzz/session.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static void put(unsigned byte)
     script[n_script++] = (uint8_t)byte;
 }
 
-static void step(enum fuzz_op op)
+static void step(enum rig_op op)
 {
     put(op);
 }
@@ -29,7 +29,7 @@ static void ask(unsigned session, unsigned type, const ProtobufCMessage *message
 {
     size_t n = message != NULL ? protobuf_c_message_get_packed_size(message) : 0;
 
-    step(FUZZ_FRAME);
+    step(RIG_FRAME);
     put(session);
     put(type);
     put((unsigned)n & 0xff);
@@ -41,7 +41,7 @@ static void ask(unsigned session, unsigned type, const ProtobufCMessage *message
 
 static void engine(void)
 {
-    step(FUZZ_ENGINE);
+    step(RIG_ENGINE);
     put(0);
 }
 
@@ -192,11 +192,11 @@ static void write_session(void)
     ask(1, CISTERN__MSG_TYPE__MSG_SYNC, NULL);
     engine();
     train(1, &generation);
-    step(FUZZ_KILL);
+    step(RIG_KILL);
     engine();
     train(1, &generation);
     look();
-    step(FUZZ_CLOSE);
+    step(RIG_CLOSE);
     put(1);
     open_job(1);
     ask(0, CISTERN__MSG_TYPE__MSG_SYNC, NULL);

@@ -1,0 +1,110 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Tests what others can do to a job on two nodes that trains. Strangers connect to the ports of links and of the job's engines, over tcp
+# and TLS: hundreds of connections that say nothing, garbage, what was recorded on another connection, other certificates. Users open
+# parts that do not fit, or that another user has. All are refused, the logs do not fill, and losses and states are those of a job that
+# nothing befell. CST_TEST_CONNECTIONS: connections to each port (400); CST_TEST_SEED: seed of the garbage.
+# shellcheck source=tests/e2e/lib.sh
+. "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
+# shellcheck source=tests/e2e/several.sh
+. "${srcdir:-.}/tests/e2e/several.sh"
+[ -x ./cistern-gpt ] || skip "built without cistern-gpt"
+not_sparse
+need jq
+need python3
+
+n_connections=${CST_TEST_CONNECTIONS:-400}
+seed=${CST_TEST_SEED:-$$}
+printf 'seed %d\n' "$seed"
+model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000 --steps 60)
+declare -A daemon
+write_text 400
+
+# Start rank $2 of job $1 on node $3, with the options $4... Sets pids[$2].
+rank() {
+    ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$3/run/cistern.sock" --job "$1" --world 1 --all-ranks 2 \
+        --first-rank "$2" "${@:4}" >"$tmp/$1.$2.log" 2>&1 &
+    pids[$2]=$!
+}
+
+# True when the job $1 on node $2 has made $3 steps.
+has_made() {
+    [ "$(on "$2" jobs --json | jq --arg job "$1" '[.[] | select(.name == $job).step] | first // 0')" -ge "$3" ]
+}
+
+# The ports at which node $1 and its engines listen.
+ports_of() {
+    local pid
+    for pid in "${daemon[$1]}" $(children "${daemon[$1]}"); do
+        ss -Hltnp | awk -v pid="pid=$pid," 'index($0, pid) { sub(/.*:/, "", $4); print $4 }'
+    done
+}
+
+# Number of lines in the log of node $1 that are about refused connections.
+n_refused() {
+    grep -c 'refused\|engine.*not a\|no peer' "$tmp/$1.log" || true
+}
+
+# Let the strangers of strangers.py come to the ports "$@".
+strangers() {
+    python3 "$srcdir/tests/e2e/strangers.py" "$seed" "$n_connections" "$@" || fail "strangers at $*"
+}
+
+# A part of job $1 on node $2 that must be refused: options $4..., and $3 is in what its worker is told.
+must_refuse() {
+    ! ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$2/run/cistern.sock" --job "$1" "${@:4}" >"$tmp/refused.log" 2>&1 ||
+        fail "a part with ${*:4} was accepted"
+    grep -Eq "$3" "$tmp/refused.log" || fail "a part with ${*:4} is told: $(cat "$tmp/refused.log")"
+}
+
+as_before() {
+    [ "$(find "/proc/${daemon[$1]}/fd" -mindepth 1 | wc -l)" -le "$2" ]
+}
+need ss
+
+for network in trusted encrypted; do
+    nodes=("a_$network" "b_$network" "c_$network")
+    for node in "${nodes[@]}"; do
+        start_node "$node" "$network"
+        daemon[$node]=$node_pid
+    done
+    acquaint "${nodes[@]}"
+    a=${nodes[0]} b=${nodes[1]} c=${nodes[2]}
+    for job in calm stormy; do
+        pids=()
+        rank "$job" 0 "$a" --loss-file "$tmp/$job.losses"
+        rank "$job" 1 "$b"
+        if [ $job = stormy ]; then
+            poll has_made stormy "$a" 3
+            before=$(n_refused "$a")
+            n_fds=$(find "/proc/${daemon[$a]}/fd" -mindepth 1 | wc -l)
+            readarray -t ports < <(ports_of "$a")
+            [ ${#ports[@]} -ge 2 ] || fail "the daemon and the engine of $a listen at ${ports[*]}"
+            strangers "${ports[@]}"
+            poll as_before "$a" "$n_fds"
+            after=$(n_refused "$a")
+            [ $((after - before)) -le 20 ] || fail "$((after - before)) lines are about strangers: $(tail -n 20 "$tmp/$a.log")"
+            # A third node with a part that has the ranks of parts that live, or differs.
+            must_refuse stormy "$c" 'some are on both' --world 1 --all-ranks 2
+            must_refuse stormy "$c" 'some are on both' --world 1 --all-ranks 2 --first-rank 1
+            must_refuse stormy "$c" 'ranks here, and 2 there' --world 1 --all-ranks 3
+            must_refuse stormy "$c" 'copies' --world 1 --all-ranks 2 --first-rank 1 --copies 2
+            must_refuse stormy "$c" 'block_ranks' --world 1 --all-ranks 2 --first-rank 1 --block-ranks 1
+            must_refuse stormy "$c" 'another model' --world 1 --all-ranks 2 --first-rank 1 --layers 4
+            [ "$(on "$c" jobs --json | jq length)" = 0 ] || fail "a part of $c is left"
+        fi
+        for pid in "${pids[@]}"; do
+            wait "$pid" || fail "$job: a rank failed: $(tail -n 3 "$tmp/$job".*.log)"
+        done
+        on "$b" save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
+        on "$a" rm "$job" >"$tmp/removed.log" || fail "rm $job"
+        poll has_no_job "$a"
+        poll has_no_job "$b"
+    done
+    cmp "$tmp/calm.losses" "$tmp/stormy.losses" || fail "$network: other losses because of strangers"
+    for file in "$tmp"/saved-calm/*/*.safetensors; do
+        cmp "$file" "$tmp/saved-stormy/${file#"$tmp/saved-calm/"}" || fail "$network: other states because of strangers"
+    done
+    rm -r "$tmp"/saved-*
+    printf '%s network: %d strangers at each port, the same losses and states\n' "$network" "$n_connections"
+done
