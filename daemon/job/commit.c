@@ -326,6 +326,13 @@ static int wait_for_nodes(struct cstd_job *job, int rc)
     return rc;
 }
 
+void cstd_commit_progress(struct cstd_job *job)
+{
+    if (uv_is_active((uv_handle_t *)&job->deadline)) {
+        (void)wait_for_nodes(job, CST_EAGAIN);
+    }
+}
+
 static int meet(struct cstd_job *job, struct cst_err *err)
 {
     return wait_for_nodes(job, cstd_span_meet(job, err));

@@ -45,6 +45,9 @@ void cstd_commit_pools_gone(struct cstd_job *job);
 /* @job has a core, and some of its predecessor's states (migrate.h): take the others. */
 void cstd_commit_go_on(struct cstd_job *job);
 
+/* States of @job come from other nodes: its time limit begins anew. */
+void cstd_commit_progress(struct cstd_job *job);
+
 /* What @job waits for from other nodes (span.h) has come, or *err says why it will not. */
 void cstd_commit_met(struct cstd_job *job, const struct cst_err *err);
 

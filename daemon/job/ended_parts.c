@@ -133,6 +133,23 @@ void cstd_ended_parts_tell(struct cstd_daemon *daemon, struct cstd_machine *mach
     send_part(machine, part);
 }
 
+bool cstd_ended_parts_again(struct cstd_daemon *daemon, struct cstd_machine *machine, uint32_t uid,
+                            const char *name)
+{
+    const struct cstd_ended_part *part;
+    bool any = false;
+
+    TAILQ_FOREACH(part, &daemon->ended_parts->parts, link)
+    {
+        if (part->uid == uid && strcmp(part->name, name) == 0 &&
+            strcmp(part->node, machine->entry.name) == 0) {
+            send_part(machine, part);
+            any = true;
+        }
+    }
+    return any;
+}
+
 void cstd_ended_parts_seen(struct cstd_machine *machine, const Span__Gone *gone)
 {
     Span__GoneSeen seen = SPAN__GONE_SEEN__INIT;

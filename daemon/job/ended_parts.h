@@ -35,6 +35,10 @@ void cstd_ended_parts_close(struct cstd_daemon *daemon);
 void cstd_ended_parts_tell(struct cstd_daemon *daemon, struct cstd_machine *machine,
                            const Span__Gone *gone);
 
+/* Tell @machine again that the job @name of @uid has ended here. False: that is not in the list. */
+bool cstd_ended_parts_again(struct cstd_daemon *daemon, struct cstd_machine *machine, uint32_t uid,
+                            const char *name);
+
 /* Answer @machine that it has told of @gone. */
 void cstd_ended_parts_seen(struct cstd_machine *machine, const Span__Gone *gone);
 

@@ -9,6 +9,7 @@
 #include "daemon/engine/net_peers.h"
 #include "daemon/job/ended_parts.h"
 #include "daemon/job/job.h"
+#include "daemon/job/jobs.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/job/state_copy.h"
 #include "daemon/memory/job_options.h"
@@ -51,7 +52,7 @@ void cstd_span_tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64
     here.has_heard = heard != 0;
     here.heard = heard;
     here.has_goes_on = here.goes_on = job->span->is_complete;
-    here.has_keeps_lost = here.keeps_lost = job->daemon->revival->n_lost > 0;
+    here.has_keeps_lost = here.keeps_lost = job->daemon->revival->keeps_lost;
     if (here.options.len > sizeof options) {
         cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job),
                        "its options do not fit into a message");
@@ -439,12 +440,14 @@ static void end_with(struct cstd_job *job, struct cstd_span_machine *machine, bo
     const uint32_t m = (uint32_t)(machine - span->machines);
 
     if (span->is_complete && !cstd_span_is_member(span, m)) {
-        return; /* It was to take the place of a lost one. */
+        cstd_span_away(span, m); /* It was to take the place of a lost one. */
+        return;
     }
     span->gone = *why;
     /* Before all were members, nothing was trained. */
     if (removed || (span->state == CSTD_SPAN_JOINED && !span->is_complete)) {
         cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "removed: %s", why->text);
+        span->ends_all = true;
         job->daemon->span_ops->removed(job, why);
     } else if (span->state == CSTD_SPAN_JOINED) {
         cstd_log_about(CSTD_LOG_WARNING, CSTD_JOB_ABOUT(job), "%s", why->text);
@@ -452,6 +455,15 @@ static void end_with(struct cstd_job *job, struct cstd_span_machine *machine, bo
     } else {
         job->daemon->span_ops->met(job, why);
     }
+}
+
+/* False: the part that is meant may be one of an earlier daemon that does not go on yet. */
+static bool may_take_gone(struct cstd_daemon *daemon, const Span__Key *key)
+{
+    const struct cstd_job *job = cstd_job_find(daemon, key->uid, key->name);
+
+    return job != NULL ? job->state != CSTD_JOB_REVIVING
+                       : !cstd_revive_is_under_way(daemon) && !daemon->revival->keeps_lost;
 }
 
 static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
@@ -465,6 +477,10 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     if (gone == NULL || gone->status >= 0) {
         span__gone__free_unpacked(gone, NULL);
         return cst_err_set(err, CST_EPROTO, "no end of a job");
+    }
+    if (!may_take_gone(arg, gone->from)) {
+        span__gone__free_unpacked(gone, NULL);
+        return CST_OK; /* It is told again. */
     }
     cstd_ended_parts_seen(peer, gone);
     job = cstd_span_job(arg, gone->from);
@@ -515,11 +531,21 @@ void cstd_span_tell_none(struct cstd_daemon *daemon, const struct cstd_job *job,
     Span__None none = SPAN__NONE__INIT;
     struct cst_err unused;
 
+    if (job == NULL && cstd_ended_parts_again(daemon, peer, key->uid, key->name)) {
+        return; /* It was removed here. */
+    }
     none.from = (Span__Key *)(uintptr_t)key;
     none.has_replaced = none.replaced = job != NULL && job->span->is_complete;
     /* A job of an earlier daemon that does not go on here may go on in a later one. */
-    if (none.replaced || (!cstd_revive_is_under_way(daemon) && daemon->revival->n_lost == 0)) {
+    if (none.replaced || (!cstd_revive_is_under_way(daemon) && !daemon->revival->keeps_lost)) {
         (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_NONE, &none.base, &unused);
+    }
+}
+
+void cstd_span_end_all(struct cstd_job *job)
+{
+    if (job->span != NULL) {
+        job->span->ends_all = true;
     }
 }
 
@@ -531,7 +557,7 @@ static void tell_gone(struct cstd_job *job, const struct cst_err *why)
     Span__Key key = cstd_span_key(job);
 
     gone.from = &key;
-    gone.removed = job->state == CSTD_JOB_CLOSING && !job->daemon->draining && !span->is_out;
+    gone.removed = span->ends_all;
     gone.status = why->status < 0 ? why->status : CST_ECANCELLED;
     gone.why = why->status < 0 ? (char *)(uintptr_t)why->text
                                : (char *)(uintptr_t) "the job was removed there";

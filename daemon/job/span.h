@@ -114,7 +114,7 @@ struct cstd_span {
     bool is_complete;     /* All machines have been members. */
     uint64_t members_now; /* Bit m: machine m is a member, by the last epoch that held here. */
     bool holds;           /* The epoch holds here. */
-    bool is_out;          /* The others go on without this part. */
+    bool ends_all;        /* Somebody wants the job to end: on all nodes. */
     bool busy;            /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
     size_t early_bytes;
@@ -200,6 +200,9 @@ void cstd_span_open(struct cstd_job *job);
 /* Write what a waiting commit waits for, such as "2 of 4 ranks, which no node with a link has", to
  * @text; empty: it does not wait for other nodes. */
 void cstd_span_missing(const struct cstd_job *job, char *text, size_t size);
+
+/* Somebody wants @job to end, on all its nodes: it is removed now. */
+void cstd_span_end_all(struct cstd_job *job);
 
 /* Leave the span, because of @why, which the other parts are told. */
 void cstd_span_close(struct cstd_job *job, const struct cst_err *why);

@@ -44,7 +44,8 @@ static void on_again(uv_timer_t *timer)
     struct cstd_span *span = timer->data;
 
     for (uint32_t m = 0; m < span->n; m++) {
-        if (m != span->self && span->machines[m].joined && span->machines[m].peer->up != NULL) {
+        if (m != span->self && span->machines[m].joined && cstd_span_is_member(span, m) &&
+            span->machines[m].peer->up != NULL) {
             cstd_span_anew(span, m);
             return;
         }
@@ -250,7 +251,6 @@ void cstd_span_leave(struct cstd_span *span, const char *text)
                               "the job on the others, and begin it anew from a checkpoint"
                             : "start its workers on this node again, and they go on with the "
                               "states of the other nodes");
-    span->is_out = true;
     span->job->daemon->span_ops->removed(span->job, &why);
 }
 
@@ -455,6 +455,14 @@ void cstd_span_anew(struct cstd_span *span, uint32_t m)
     }
 }
 
+void cstd_span_away(struct cstd_span *span, uint32_t m)
+{
+    cstd_span_read_down(span->job, m);
+    cstd_span_forget_segments(span, m);
+    span->machines[m].added = false;
+    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
+}
+
 void cstd_span_lost(struct cstd_span *span, uint32_t m)
 {
     cstd_span_read_down(span->job, m);
@@ -468,6 +476,8 @@ bool cstd_span_drop_node(struct cstd_job *job, const char *name)
 
     for (uint32_t m = 0; span != NULL && span->members != NULL && m < span->n; m++) {
         if (m != span->self && strcmp(span->names[m], name) == 0 && cstd_span_is_member(span, m)) {
+            /* Its link ends, of which this module is told later. */
+            feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
             feed_members(span, &(struct cst_members_event){
                                    .kind = CST_MEMBERS_DROP, .machine = m, .idle = true});
             return true;
@@ -517,7 +527,7 @@ void cstd_span_stepped(struct cstd_job *job)
     cstd_span_serve(job);
     cstd_span_answer_states(job);
     see_failures(span);
-    if (!span->busy && span->holds && step > span->step) {
+    if (!span->busy && span->holds && step != span->step) {
         span->step = step;
         span->n_again = 0;
         feed_members(span,
@@ -527,6 +537,14 @@ void cstd_span_stepped(struct cstd_job *job)
 
 /* -- life ------------------------------------------------------------------------------------- */
 
+/* How long a member may be away. Without other copies of its states the job could not go on without
+ * it. */
+static uint64_t wait_of(const struct cstd_job *job)
+{
+    return job->spec.nodes.copies > 1 ? job->daemon->config->node.wait_s * UINT64_C(1000000000)
+                                      : CST_MEMBERS_NEVER;
+}
+
 /* Open the members of @span. CST_ENOMEM; CST_EPROTO: the record is none. */
 static int open_members(struct cstd_span *span, struct cst_err *err)
 {
@@ -534,8 +552,7 @@ static int open_members(struct cstd_span *span, struct cst_err *err)
     const struct cst_members_config config = {.self = span->self,
                                               .life = span->life,
                                               .makes_job = span->self == 0 && !span->replaces,
-                                              .wait = job->daemon->config->node.wait_s *
-                                                      UINT64_C(1000000000),
+                                              .wait = wait_of(job),
                                               .committed = cst_core_recorded_step(job->core),
                                               .names = span->names};
     int rc;

@@ -273,7 +273,7 @@ void cstd_span_tell_engine(struct cstd_span *span, uint32_t m)
 
     /* If the link goes down it is told when that is up again. */
     if (engine->net->end.v != NULL && span->machines[m].peer->up != NULL) {
-        (void)tell_net(span->job, &span->machines[m], !span->machines[m].connects, &unused);
+        (void)tell_net(span->job, &span->machines[m], !span->machines[m].joined, &unused);
     }
 }
 
@@ -312,25 +312,29 @@ static int take_engine(struct cstd_job *job, struct cstd_span_machine *machine,
 {
     struct cstd_span *span = job->span;
     const uint32_t m = (uint32_t)(machine - span->machines);
+    uint8_t *end;
 
     if (net->first > 0 || (machine->end_bytes == net->end.len &&
                            memcmp(machine->end, net->end.data, net->end.len) == 0)) {
         return CST_OK;
     }
-    free(machine->end);
-    machine->end = malloc(net->end.len + 1);
-    if (machine->end == NULL) {
-        machine->end_bytes = 0;
+    end = malloc(net->end.len + 1);
+    if (end == NULL) {
         return cst_err_set(err, CST_ENOMEM, "no memory for the engine of node '%s'",
                            span->names[m]);
     }
-    memcpy(machine->end, net->end.data, net->end.len);
-    machine->end_bytes = net->end.len;
+    memcpy(end, net->end.data, net->end.len);
     if (cstd_net_engine_add_peer(&job->daemon->engines->v[span->engine], m, span->token,
-                                 sizeof span->token, machine->end, machine->end_bytes,
-                                 err) != CST_OK) {
-        return err->status;
+                                 sizeof span->token, end, net->end.len, err) != CST_OK) {
+        /* Its link serves other jobs, too. It tells again when it has another engine. */
+        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job), "node '%s': %s", span->names[m],
+                       err->text);
+        free(end);
+        return CST_OK;
     }
+    free(machine->end);
+    machine->end = end;
+    machine->end_bytes = net->end.len;
     cstd_span_anew(span, m);
     return CST_OK;
 }

@@ -30,6 +30,9 @@ const char *cstd_span_listen(const struct cstd_daemon *daemon);
 /* The link to @node is up, or down: tell the members. */
 void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up);
 
+/* Machine @m, which is no member, does not come. */
+void cstd_span_away(struct cstd_span *span, uint32_t m);
+
 /* Machine @m has no part of the job any more, so that its record is lost. */
 void cstd_span_lost(struct cstd_span *span, uint32_t m);
 

@@ -417,8 +417,14 @@ static int on_row_ask(void *arg, struct cstd_machine *peer, const uint8_t *body,
         job->span->state == CSTD_SPAN_JOINED) {
         rc = take_ask(job, (uint32_t)(machine - job->span->machines), in, err);
     }
+    if (rc != CST_OK) { /* The link serves others, too: only this read is refused. */
+        const struct cstd_span_ask ask = {.machine = (uint32_t)(machine - job->span->machines),
+                                          .number = in->number};
+
+        (void)tell_here(job, &ask, err);
+    }
     span__row_ask__free_unpacked(in, NULL);
-    return rc;
+    return CST_OK;
 }
 
 static int on_row_taken(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,

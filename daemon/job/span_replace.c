@@ -116,7 +116,11 @@ void cstd_span_seek(struct cstd_job *job)
 
     TAILQ_FOREACH(peer, cstd_links_machines(job->daemon->links), link)
     {
-        if (peer->up != NULL && cstd_span_find(job->span, peer) == NULL) {
+        const struct cstd_span_machine *machine = cstd_span_find(job->span, peer);
+
+        if (peer->up != NULL &&
+            (machine == NULL ||
+             !cstd_span_is_member(job->span, (uint32_t)(machine - job->span->machines)))) {
             cstd_span_tell_here(job, peer, 0); /* It answers, and cstd_span_replace follows. */
         }
     }

@@ -2,6 +2,7 @@
 #include "daemon/job/state_copy.h"
 
 #include "daemon/base/daemon_state.h"
+#include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
 #include "offload/core/revival.h"
@@ -121,6 +122,9 @@ void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
         slot = &copy->slots[item - WRITE_ITEM];
         slot->state = SLOT_FREE;
         copy->n_done++;
+        if (copy->from == NULL) {
+            cstd_commit_progress(copy->to);
+        }
     } else {
         copy->answered = true;
         copy->saving = copy->saving && (item != SAVE_ITEM || reply->status == CST_OK);

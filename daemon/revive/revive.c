@@ -55,6 +55,7 @@ static int read_all(struct cstd_revival *revival, struct cst_err *err)
             char name[CSTD_KEPT_NAME_BYTES];
 
             rc = err->status;
+            revival->keeps_lost = true;
             cstd_revive_unit_tell(cstd_kept_name_write(&kept->name, true, name), err);
             cstd_kept_job_close(job);
         }

@@ -38,7 +38,9 @@ struct cstd_revival {
     struct cstd_daemon *daemon;
     struct cstd_kept_job *jobs; /* In the order of serial numbers; owned. */
     uint32_t n;
-    uint32_t n_settled, n_lost;     /* Of jobs. */
+    uint32_t n_settled, n_lost; /* Of jobs. */
+    /* Memory of jobs with which this daemon cannot go on is in the store, for a later one. */
+    bool keeps_lost;
     struct cstd_revive_user *users; /* Room for as many as there are jobs; owned. */
     uint32_t n_users;
     struct cst_err why;          /* Why no job can go on; status 0: any may. */

@@ -57,6 +57,7 @@ static void lose(struct cstd_revival *revival, struct cstd_kept_job *kept,
     }
     kept->job = NULL;
     revival->n_lost++;
+    revival->keeps_lost = true;
     settle(revival, kept);
 }
 

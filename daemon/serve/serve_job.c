@@ -22,6 +22,7 @@
 #include "daemon/engine/gpus.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
+#include "daemon/job/span.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/listen.h"
@@ -586,5 +587,6 @@ void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "removed by pid %d (uid %u)",
                    (int)session->peer.pid, (unsigned)session->peer.uid);
     (void)cst_err_set(&why, CST_ECANCELLED, "job '%s' was removed", job->name);
+    cstd_span_end_all(job);
     cstd_job_remove(job, cstd_pending_tag(request, 0), &why);
 }

@@ -331,7 +331,8 @@ void cstd_serve_staging(struct cstd_session *session, uint64_t id, void *body)
 }
 
 static int check_place(const struct cstd_session *session, const struct cstd_job *job,
-                       const Cistern__TensorIo *io, uint64_t *out_bytes, struct cst_err *err)
+                       const Cistern__TensorIo *io, bool writes, uint64_t *out_bytes,
+                       struct cst_err *err)
 {
     const struct cstd_staging *staging = session->staging;
     struct cst_layout_states states = cst_layout_job_states(&job->spec);
@@ -343,6 +344,9 @@ static int check_place(const struct cstd_session *session, const struct cstd_job
 
     if (row >= CST_ROW_COUNT) {
         return cst_err_set(err, CST_EINVAL, "unknown row %u", row);
+    }
+    if (io->bf16 && !writes) {
+        return cst_err_set(err, CST_EINVAL, "states are not read as bf16, but in their own format");
     }
     if (!cstd_staging_serves(session)) {
         return cst_err_set(err, CST_EINVAL,
@@ -400,7 +404,7 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
                                               : "no job is open on this connection");
         return;
     }
-    if (check_place(session, job, io, &bytes, &err) != CST_OK ||
+    if (check_place(session, job, io, kind == CST_EV_WRITE, &bytes, &err) != CST_OK ||
         (kind == CST_EV_WRITE && check_shared(job, io->tensor, &err) != CST_OK)) {
         cstd_session_error(session, id, &err);
         return;

@@ -8,6 +8,8 @@
 /* Ballots and numbers of epochs and rounds are counted up one by one: no real one comes near. */
 #define CST_MEMBERS_MAX_NUMBER (UINT64_C(1) << 62)
 
+#define CST_MEMBERS_PATIENCE UINT64_C(30000000000) /* ns. */
+
 /* -- messages --------------------------------------------------------------------------------- */
 
 int cst_members_check(const struct cst_members_message *message, struct cst_err *err)
@@ -66,6 +68,12 @@ static void enter_round(struct cst_members *members, uint64_t round)
     members->record.round = round;
     stop(members);
     tell(members, members->record.epoch.members);
+}
+
+/* ns after which a change is proposed though an attempt is under way. */
+static uint64_t plan_wait(uint64_t wait)
+{
+    return wait != CST_MEMBERS_NEVER ? wait : CST_MEMBERS_PATIENCE;
 }
 
 /* Changes that interrupt no attempt may be proposed from @at on, unless none is wanted. */
@@ -332,7 +340,7 @@ static int take_word(struct cst_members *members, const struct cst_members_event
     status = event->kind == CST_MEMBERS_DROP ? take_drop(members, event, err)
                                              : take_add(members, event, err);
     if (status == CST_OK) {
-        plan_at(members, event->idle ? event->now : event->now + members->wait);
+        plan_at(members, event->idle ? event->now : event->now + plan_wait(members->wait));
     }
     return status;
 }
@@ -495,7 +503,7 @@ int cst_members_open(struct cst_members **out, const struct cst_members_config *
         members->record.round++; /* What the machine has told in the last one may be lost. */
     }
     stop(members);
-    plan_at(members, now + config->wait);
+    plan_at(members, now + plan_wait(config->wait));
     *out = members;
     return CST_OK;
 }

@@ -198,7 +198,9 @@ struct cst_members_config {
     /* Without a record: a random number, not 0. */
     uint64_t life;
     bool makes_job; /* Without a record: this machine makes the job. */
-    uint64_t wait;  /* ns that a member may be away before it is lost. */
+    /* ns that a member may be away before it is lost. CST_MEMBERS_NEVER: it is lost only if that is
+     * said, or with its record, because what it has is nowhere else. */
+    uint64_t wait;
     /* Step of the last commit that the core has recorded; 0: none, as for a machine that waits to
      * be added, whatever its core did in another life. */
     uint64_t committed;

@@ -149,6 +149,15 @@ void cst_members_explain(const struct cst_members *members, uint64_t now, char *
                        names, epoch->number);
         break;
     case CST_MEMBERS_AWAY:
+        if (members->wait == CST_MEMBERS_NEVER) {
+            (void)snprintf(
+                text, size,
+                "waits for %s, which %s away, because the other nodes do not have what %s "
+                "has. If %s lost for good, say so: 'cistern node drop %s'",
+                names, are, n_away == 1 ? "it" : "each", n_away == 1 ? "it is" : "they are",
+                n_away == 1 ? names : "NAME");
+            break;
+        }
         (void)snprintf(text, size,
                        "waits for %s, which %s away: in %" PRIu64
                        " s the other nodes go on without what is not back",
