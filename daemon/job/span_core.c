@@ -476,8 +476,6 @@ bool cstd_span_drop_node(struct cstd_job *job, const char *name)
 
     for (uint32_t m = 0; span != NULL && span->members != NULL && m < span->n; m++) {
         if (m != span->self && strcmp(span->names[m], name) == 0 && cstd_span_is_member(span, m)) {
-            /* Its link ends, of which this module is told later. */
-            feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
             feed_members(span, &(struct cst_members_event){
                                    .kind = CST_MEMBERS_DROP, .machine = m, .idle = true});
             return true;
