@@ -328,6 +328,7 @@ static void detach_all(struct cstd_job *job)
         if (worker->session != NULL) {
             worker->session->job = NULL;
             worker->session->job_removed = true;
+            worker->session->why_removed = job->closing;
             worker->session = NULL;
         }
         worker->commit = NULL;

@@ -168,7 +168,8 @@ static int check_session(const struct cstd_session *session, const struct cst_fr
     }
     if (row->needs != NOTHING && session->job == NULL) {
         return session->job_removed
-                   ? cst_err_set(err, CST_ENOTFOUND, "the job was removed")
+                   ? cst_err_set(err, CST_ENOTFOUND, "the job was removed: %s",
+                                 session->why_removed.text)
                    : cst_err_set(err, CST_EINVAL, "no job is open on this connection");
     }
     return CST_OK;

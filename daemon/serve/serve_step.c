@@ -397,11 +397,16 @@ static void serve_tensor(struct cstd_session *session, uint64_t id, const Cister
     struct cst_err err = {0};
     uint64_t bytes = 0;
 
+    if (job == NULL && session->job_removed) {
+        (void)cst_err_set(&err, CST_ENOTFOUND, "the job was removed: %s",
+                          session->why_removed.text);
+        cstd_session_error(session, id, &err);
+        return;
+    }
     if (job == NULL) {
-        cstd_serve_error(session, id, session->job_removed ? CST_ENOTFOUND : CST_EINVAL,
-                         session->job_removed ? "the job was removed"
-                         : io->of_save        ? "this connection saves no job"
-                                              : "no job is open on this connection");
+        cstd_serve_error(session, id, CST_EINVAL,
+                         io->of_save ? "this connection saves no job"
+                                     : "no job is open on this connection");
         return;
     }
     if (check_place(session, job, io, kind == CST_EV_WRITE, &bytes, &err) != CST_OK ||

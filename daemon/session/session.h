@@ -63,6 +63,7 @@ struct cstd_session {
     struct cstd_job *saves;           /* Job that the session saves (saver.h); NULL: none. */
     /* The job was removed; explains later errors to the client. */
     bool job_removed;
+    struct cst_err why_removed;   /* job_removed: what has ended the job. */
     bool bars_jobs;               /* No new job is taken while this session, of a manager, lives. */
     struct cstd_staging *staging; /* Staging segment; NULL: none was requested. */
     struct cstd_outbox outbox;    /* Replies that wait. */

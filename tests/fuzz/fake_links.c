@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/fuzz/fake_links.h"
 
+#include "daemon/base/log.h"
 #include "proto/frame.h"
 #include "tests/fuzz/fuzz.h"
 
@@ -110,6 +111,7 @@ void fake_links_tell(unsigned i, unsigned type, const uint8_t *body, size_t n)
     fuzz_must(rc == CST_OK || (rc < 0 && err.status == rc && err.text[0] != '\0'),
               "a message is taken, or refused with words");
     if (rc != CST_OK) {
+        cstd_log(CSTD_LOG_DEBUG, "node %u, message %u: %s", i, type, err.text);
         fake_links_set(i, false);
     }
 }
@@ -273,6 +275,7 @@ int cstd_machine_send_bytes(struct cstd_machine *machine, uint16_t type, const u
     if (machine->up == NULL) {
         return cst_err_set(err, CST_ECONN, "the link to node '%s' is down", machine->entry.name);
     }
+    cstd_log(CSTD_LOG_DEBUG, "to %s: message %u of %zu bytes", machine->entry.name, type, n);
     for (unsigned i = 0; i < FAKE_NODES; i++) {
         struct fake_sent *last = &sent[i][type - FAKE_FIRST_TYPE];
 

@@ -128,8 +128,91 @@ static void put_state(const struct cstd_job *job, Span__Key *key)
     append_fields(&state.base);
 }
 
+/* A node that waits to be added to the job, or the first node, which has added this one. */
+static void put_members(const struct cstd_job *job, Span__Key *key)
+{
+    Span__Members members = SPAN__MEMBERS__INIT;
+    Span__Epoch epoch = SPAN__EPOCH__INIT;
+    uint64_t lives[] = {key->life, job->span->life};
+
+    if (job->spec.nodes.first_rank > 0) {
+        epoch.number = 2;
+        epoch.lives = lives;
+        epoch.n_lives = 2;
+        members.round = 1;
+    }
+    members.from = key;
+    members.kind = CST_MEMBERS_TELL;
+    members.life = key->life;
+    members.epoch = &epoch;
+    append_fields(&members.base);
+}
+
+static uint64_t step_of(const struct cstd_job *job)
+{
+    struct cst_core_stats stats = {0};
+
+    if (job->core != NULL) {
+        cst_core_stats(job->core, &stats);
+    }
+    return stats.step;
+}
+
+/* A message of the present epoch with all that one can have. */
+static void put_core(const struct cstd_job *job, unsigned how, Span__Key *key)
+{
+    Span__Core core = SPAN__CORE__INIT;
+    Span__Place place = SPAN__PLACE__INIT;
+    Span__Decision decision = SPAN__DECISION__INIT;
+    Span__Hyper hyper = SPAN__HYPER__INIT;
+    double squares[] = {1}, losses[] = {2};
+
+    hyper.lr = hyper.grad_scale = 1;
+    hyper.eps = 1e-8f;
+    decision.hyper = &hyper;
+    decision.step = decision.adam_step = decision.attempt = step_of(job) + 1;
+    place.segment = 1;
+    core.from = key;
+    core.epoch = job->span->epoch;
+    core.attempt = 1;
+    core.place = &place;
+    core.squares = squares;
+    core.n_squares = core.all_squares = 1;
+    core.has_all_squares = 1;
+    core.losses = losses;
+    core.n_losses = 1;
+    core.has_rank_blocks = 1;
+    core.rank_blocks = job->spec.nodes.first_rank == 0 ? 2 : 1;
+    core.decision = how & SPAN_DECIDES ? &decision : NULL;
+    append_fields(&core.base);
+}
+
+/* Read a row that all have. */
+static void put_ask(const struct cstd_job *job, Span__Key *key)
+{
+    Span__RowAsk ask = SPAN__ROW_ASK__INIT;
+
+    ask.from = key;
+    ask.number = 1;
+    ask.row = CST_ROW_MASTER;
+    ask.n_elems = 16;
+    ask.step = step_of(job);
+    append_fields(&ask.base);
+}
+
+/* A row that was asked for, the first one unless another number follows. */
+static void put_row(Span__Key *key)
+{
+    Span__RowHere here = SPAN__ROW_HERE__INIT;
+
+    here.from = key;
+    here.number = 1;
+    append_fields(&here.base);
+}
+
 /* What a node that works well says. Types without a case say nothing but the job. */
-static void put_valid(const struct cstd_job *job, unsigned node, unsigned type, Span__Key *key)
+static void put_valid(const struct cstd_job *job, unsigned node, unsigned type, unsigned how,
+                      Span__Key *key)
 {
     switch (type) {
     case SPAN__MSG_TYPE__SPAN_HERE:
@@ -143,6 +226,18 @@ static void put_valid(const struct cstd_job *job, unsigned node, unsigned type, 
         break;
     case SPAN__MSG_TYPE__SPAN_STATE:
         put_state(job, key);
+        break;
+    case SPAN__MSG_TYPE__SPAN_MEMBERS:
+        put_members(job, key);
+        break;
+    case SPAN__MSG_TYPE__SPAN_CORE:
+        put_core(job, how, key);
+        break;
+    case SPAN__MSG_TYPE__SPAN_ROW_HERE:
+        put_row(key);
+        break;
+    case SPAN__MSG_TYPE__SPAN_ROW_ASK:
+        put_ask(job, key);
         break;
     default:
         break;
@@ -159,7 +254,7 @@ static void put_key(const struct cstd_job *job, unsigned node, unsigned type, un
     key.name = (char *)(uintptr_t)job->name;
     key.life = life_of(job, node, how);
     if (how & SPAN_VALID) {
-        put_valid(job, node, type, &key);
+        put_valid(job, node, type, how, &key);
     }
     fields.from = &key;
     append_fields(&fields.base);
@@ -183,7 +278,7 @@ static void tell(struct rig_input *in)
     size_t n;
 
     n_message = 0;
-    if (how & SPAN_MIRROR) {
+    if (how & SPAN_MIRROR && (how & SPAN_VALID) == 0) {
         append(mirror->body, mirror->n);
     }
     if (job != NULL && how & (SPAN_VALID | SPAN_KEY)) {

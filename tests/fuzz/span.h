@@ -25,11 +25,12 @@ enum { SPAN_LINK = RIG_OPS, SPAN_TELL, SPAN_DROP, SPAN_OPS };
 
 /* Bits of `how`. */
 enum span_how {
-    SPAN_VALID = 1,  /* The message begins with what a node that works well says. */
-    SPAN_MIRROR = 2, /* ... or else with the last one of the type that the daemon has sent. */
-    SPAN_KEY = 4,    /* It names the job, and the life of the node's part in it. */
-    SPAN_LATER = 8,  /* ... or another life. */
-    SPAN_MINE = 16,  /* ... or the daemon's. */
+    SPAN_VALID = 1,    /* The message begins with what a node that works well says. */
+    SPAN_MIRROR = 2,   /* ... or else with the last one of the type that the daemon has sent. */
+    SPAN_KEY = 4,      /* It names the job, and the life of the node's part in it. */
+    SPAN_LATER = 8,    /* ... or another life. */
+    SPAN_MINE = 16,    /* ... or the daemon's. */
+    SPAN_DECIDES = 32, /* A valid message of a core decides on the step that is under way. */
 };
 
 /* Scripts: no steps; first rank 0; first rank 1; a part that takes the place of a lost one. */

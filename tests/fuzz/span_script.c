@@ -154,21 +154,23 @@ static void ask_step(uint64_t attempt)
 
 /* -- the other node ------------------------------------------------------------------------- */
 
-/* The other node says of its core what the daemon has said of this one, with another @kind. */
-static void core(unsigned kind)
+/* The other node tells a message of its core of kind @kind about @attempt and @chunk. */
+static void core(unsigned kind, unsigned attempt, unsigned chunk)
 {
-    Span__Core message = SPAN__CORE__INIT;
-    uint8_t fields[] = {2 << 3, (uint8_t)kind};
+    const unsigned step = attempt > 0 ? attempt - 1 : 0;
+    /* kind, attempt, step and chunk. */
+    const unsigned fields[] = {2 << 3, kind, 4 << 3, attempt, 5 << 3, step, 6 << 3, chunk};
+    const bool decides = kind == CST_MESSAGE_READY || kind == CST_MESSAGE_COMMIT;
 
-    (void)message;
     put(SPAN_TELL);
     put(0);
     put(SPAN__MSG_TYPE__SPAN_CORE - FAKE_FIRST_TYPE);
-    put(SPAN_MIRROR | SPAN_KEY);
-    put(sizeof fields);
+    put(SPAN_VALID | SPAN_KEY | (decides ? SPAN_DECIDES : 0));
+    put(sizeof fields / sizeof *fields);
     put(0);
-    put(fields[0]);
-    put(fields[1]);
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        put(fields[i]);
+    }
     engine();
 }
 
@@ -180,27 +182,37 @@ static void meet(void)
 
 static void join(void)
 {
+    engine();
+    engine();
     tell(0, SPAN__MSG_TYPE__SPAN_NET, SPAN_VALID | SPAN_KEY);
-    for (unsigned i = 0; i < 4; i++) {
+    tell(0, SPAN__MSG_TYPE__SPAN_MEMBERS, SPAN_VALID | SPAN_KEY);
+    for (unsigned i = 0; i < 2; i++) {
         tell(0, SPAN__MSG_TYPE__SPAN_MEMBERS, SPAN_MIRROR | SPAN_KEY);
     }
+    core(CST_MESSAGE_RECORD, 0, 0);
 }
 
 static void train(uint64_t attempt, uint64_t *generation)
 {
+    const unsigned n = (unsigned)attempt;
+
     ask(CISTERN__MSG_TYPE__MSG_SYNC, NULL);
-    for (unsigned kind = 0; kind < CST_MESSAGE_KINDS; kind++) {
-        core(kind);
-    }
+    core(CST_MESSAGE_SYNCED, n - 1, 0);
+    core(CST_MESSAGE_START, n, 0);
     for (uint32_t c = 0; c < N_CHUNKS; c++) {
         batch(attempt, CISTERN__BATCH_ITEM__KIND__FETCH_WEIGHT, c, 0);
         batch(attempt, CISTERN__BATCH_ITEM__KIND__FETCH_GRAD, c, 0);
         batch(attempt, CISTERN__BATCH_ITEM__KIND__RELEASE, c, ++*generation);
         batch(attempt, CISTERN__BATCH_ITEM__KIND__REDUCE_SCATTER, c, ++*generation);
+        core(CST_MESSAGE_PARTIAL, n, c);
+        core(CST_MESSAGE_SUMMED, n, c);
     }
     ask_step(attempt);
-    for (unsigned kind = 0; kind < CST_MESSAGE_KINDS; kind++) {
-        core(kind);
+    core(CST_MESSAGE_READY, n, 0);
+    core(CST_MESSAGE_COMMIT, n, 0);
+    core(CST_MESSAGE_RECORDED, n, 0);
+    for (uint32_t c = 0; c < N_CHUNKS; c++) {
+        core(CST_MESSAGE_WRITTEN, n, c);
     }
 }
 
@@ -216,6 +228,7 @@ static void first(void)
     join();
     engine();
     train(1, &generation);
+    tell(0, SPAN__MSG_TYPE__SPAN_ROW_ASK, SPAN_VALID | SPAN_KEY);
 }
 
 static void second(void)
@@ -247,6 +260,17 @@ static void replaces(void)
     tell(0, SPAN__MSG_TYPE__SPAN_NET, SPAN_VALID | SPAN_KEY);
     engine();
     tell(0, SPAN__MSG_TYPE__SPAN_STATE, SPAN_VALID | SPAN_KEY);
+    for (unsigned number = 1; number < 12; number++) {
+        put(SPAN_TELL);
+        put(0);
+        put(SPAN__MSG_TYPE__SPAN_ROW_HERE - FAKE_FIRST_TYPE);
+        put(SPAN_VALID | SPAN_KEY);
+        put(2);
+        put(0);
+        put(2 << 3);
+        put(number);
+        engine();
+    }
 }
 
 size_t span_script(unsigned world, uint8_t *out, size_t max)

@@ -388,6 +388,49 @@ START_TEST(a_held_node_outlives_its_entry)
 }
 END_TEST
 
+/* True if A has been told *n times that a link is up. */
+static bool has_come_up(void *arg)
+{
+    const unsigned *n = arg;
+
+    return link_rig.machines[A].n_up == *n;
+}
+
+/* A machine that is held, dropped and added again is the same object: the job that holds it has a
+ * link again, also if the machine has another key now. Released, it is forgotten. */
+START_TEST(a_held_node_is_found_again)
+{
+    struct cstd_machine *machine;
+
+    connect_two();
+    machine = link_rig_find(A, B);
+    ck_assert_int_eq(cstd_machine_hold(machine, &err), CST_OK);
+    for (unsigned n_up = 2; n_up < 5; n_up++) {
+        ck_assert_int_eq(cstd_links_drop(link_rig.machines[A].links, "b", &err), CST_OK);
+        ck_assert(machine->is_dropped);
+        if (n_up > 2) { /* Otherwise it is added before the connection has ended. */
+            wait_down(B, A);
+        }
+        link_rig_trust(A, B);
+        ck_assert_ptr_eq(link_rig_find(A, B), machine);
+        ck_assert(!machine->is_dropped);
+        link_rig_wait(has_come_up, &n_up);
+        link_rig_connect(A, B);
+    }
+    ck_assert_int_eq(cstd_links_add(link_rig.machines[A].links, "b", "127.0.0.1:10",
+                                    link_rig.machines[C].fingerprint, &err),
+                     CST_OK);
+    ck_assert_ptr_eq(link_rig_find(A, B), machine);
+    wait_down(B, A);
+    ck_assert_ptr_nonnull(strstr(link_rig.machines[B].why.text, "the former certificate"));
+    ck_assert_int_eq(cstd_links_drop(link_rig.machines[A].links, "b", &err), CST_OK);
+    cstd_machine_release(machine);
+    ck_assert(TAILQ_EMPTY(&link_rig.machines[A].links->dropped));
+    link_rig_trust(A, B);
+    link_rig_connect(A, B);
+}
+END_TEST
+
 static void write_machines(unsigned i, const char *text)
 {
     FILE *file = fopen(link_rig.machines[i].config.trusted, "we");
@@ -481,6 +524,7 @@ int main(void)
     tcase_add_test(tc, a_dropped_node_stays_away);
     tcase_add_test(tc, a_drained_node_is_released);
     tcase_add_test(tc, a_held_node_outlives_its_entry);
+    tcase_add_test(tc, a_held_node_is_found_again);
     tcase_add_test(tc, the_list_is_read_again);
     tcase_add_test(tc, what_cannot_be_added);
     tcase_add_test(tc, a_list_that_cannot_be_written);
