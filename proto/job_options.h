@@ -23,6 +23,14 @@ static inline uint32_t cst_job_all_ranks(const struct cst_job_spec *spec)
     return spec->nodes.all_ranks > 0 ? spec->nodes.all_ranks : spec->world;
 }
 
+/* Number of ranks of a rank block of @spec (block_ranks of struct cst_job_updates). */
+static inline uint32_t cst_job_block_ranks(const struct cst_job_spec *spec)
+{
+    const uint32_t n = spec->updates.block_ranks;
+
+    return n > 0 && n < spec->world ? n : spec->world;
+}
+
 /* Traits of an option. Each option has one of the first four, which say what becomes of it if a
  * rank opens a job that exists (without `reshape`). */
 enum {

@@ -10,8 +10,10 @@
  * --min-lr. */
 double gpt_hyper_lr(const struct gpt_options *options, uint64_t step);
 
-/* Number of batches of --batch sequences in a step. */
+/* Number of batches of --batch sequences in a step, and how many come before those of the ranks on
+ * this node. */
 uint32_t gpt_hyper_batches(const struct gpt_options *options);
+uint32_t gpt_hyper_first_batch(const struct gpt_options *options);
 
 /* The parameters of step @step (from 0), in which each batch takes @n_passes passes. */
 struct cst_hyper_params gpt_hyper_params(const struct gpt_options *options, uint32_t n_passes,

@@ -29,8 +29,9 @@ struct gpt_options {
     uint32_t width;    /* elements of the residual stream */
     uint32_t context;  /* tokens in a sequence */
     uint32_t vocab;    /* tokens of the vocabulary */
-    uint32_t batch;    /* sequences per rank and step, all micro-batches together; of all ranks
-                          together unless they share the work as GPT_PARALLEL_DATA */
+    uint32_t batch;    /* sequences per rank and step, all micro-batches together; of the ranks of a
+                          node, or of a rank block, together unless they share the work as
+                          GPT_PARALLEL_DATA */
     uint32_t experts;  /* experts per block, in place of its MLP; 0: dense */
     uint32_t top_k;    /* experts that each byte is sent to */
     double balance;    /* weight of the load-balancing loss */

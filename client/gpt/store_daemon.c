@@ -6,6 +6,7 @@
 #include "client/gpt/gpt2.h"
 #include "client/gpt/pipeline.h"
 #include "client/gpt/stop.h"
+#include "proto/job_options.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -64,18 +65,20 @@ static int declare_stashes(struct cst_job *job, const struct gpt_options *option
     return rc;
 }
 
-/* Edge @i of @n between stages of --parallel dispatch, with one array for each micro-batch: see
- * gpt_store_ops. */
+/* Edge @i of @n between stages of --parallel dispatch, with one array for each micro-batch of all
+ * rank blocks here: see gpt_store_ops. */
 static struct cst_edge_spec dispatch_edge(const struct gpt_options *options, uint32_t i, uint32_t n,
                                           uint64_t bytes, char name[GPT_PIPELINE_NAME_BYTES])
 {
+    const uint32_t n_blocks = options->job.world / cst_job_block_ranks(&options->job);
+
     (void)snprintf(name, GPT_PIPELINE_NAME_BYTES, "%s stage %u",
                    i < n ? "output of" : "gradient for", i % n);
     return (struct cst_edge_spec){.name = name,
                                   .from = CST_ALL_RANKS,
                                   .to = CST_ALL_RANKS,
                                   .slot_bytes = bytes,
-                                  .n_slots = options->job.updates.micro_batches};
+                                  .n_slots = n_blocks * options->job.updates.micro_batches};
 }
 
 /* Edges for what goes from stage to stage. */

@@ -13,7 +13,6 @@
 #include "client/gpt/start.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/validate.h"
-#include "proto/job_options.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -104,7 +103,7 @@ static int one_pass(struct train *t, uint64_t step, uint32_t number, double *los
     int rc;
 
     rc = gpt_data_batch(&t->texts->train, o->job.states.seed,
-                        (step * cst_job_all_ranks(&o->job) + o->job.nodes.first_rank + t->rank) *
+                        (step * gpt_hyper_batches(o) + gpt_hyper_first_batch(o) + t->rank) *
                                 o->batch +
                             number * n_seqs,
                         n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
@@ -123,13 +122,15 @@ static bool has_loss(const struct train *t, const struct cst_unit *unit)
     return unit->kind == CST_UNIT_BACKWARD && unit->stage + 1 == t->model->stages;
 }
 
-/* Give the pass the sequences of micro-batch @micro of the step, of which there is one batch. */
+/* Give the pass the sequences of micro-batch @micro of the step on this node. The batches of a step
+ * are numbered node after node. */
 static int load_micro(const struct train *t, uint64_t step, uint32_t micro, struct cst_err *err)
 {
     const struct gpt_options *o = t->options;
     const size_t n_seqs = o->batch / t->n_passes;
+    const uint64_t batch = step * gpt_hyper_batches(o) + gpt_hyper_first_batch(o);
 
-    return gpt_data_batch(&t->texts->train, o->job.states.seed, step * o->batch + micro * n_seqs,
+    return gpt_data_batch(&t->texts->train, o->job.states.seed, batch * o->batch + micro * n_seqs,
                           n_seqs, o->context, t->pass->tokens, t->pass->targets, err);
 }
 

@@ -132,6 +132,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     job->rank = spec->rank;
     job->world = spec->world;
     job->micro_batches = spec->updates.micro_batches > 1 ? spec->updates.micro_batches : 1;
+    job->unit_batches = job->micro_batches * (spec->world / cst_job_block_ranks(spec));
     job->optimizer = spec->states.optimizer;
     job->moments = spec->states.moments;
     job->weights_follow =

@@ -133,6 +133,7 @@ struct cst_job {
     uint64_t attempt;             /* Number of the attempt, sent in Batch and Step. */
     uint64_t unit;                /* Number of the unit got last in this step; 0: none. */
     uint32_t micro_batches;       /* Number of micro-batches per step, at least 1. */
+    uint32_t unit_batches;        /* With stages: micro-batches of all rank blocks on this node. */
     uint32_t micro_batch;         /* Number of the current micro-batch in the step, from 0. */
     enum cst_optimizer optimizer; /* From struct cst_job_spec. */
     enum cst_moments moments;     /* From struct cst_job_spec. */

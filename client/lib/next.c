@@ -44,9 +44,9 @@ static int advance_next(struct cst_job *job, struct cst_err *err)
 /* Return whether @msg is a unit that this job cannot have, with the reason in *why. */
 static bool is_wrong(const struct cst_job *job, const Cistern__Unit *msg, struct cst_err *why)
 {
-    if (msg->stage >= job->model.n_stages || msg->micro_batch >= job->micro_batches) {
+    if (msg->stage >= job->model.n_stages || msg->micro_batch >= job->unit_batches) {
         (void)cst_err_set(why, CST_EPROTO, "stage %u of %u, micro-batch %u of %u", msg->stage,
-                          job->model.n_stages, msg->micro_batch, job->micro_batches);
+                          job->model.n_stages, msg->micro_batch, job->unit_batches);
         return true;
     }
     if (msg->has_number && msg->number <= job->unit) {

@@ -116,7 +116,6 @@ static int check_options(const struct cstd_job *job, struct cst_err *err)
         {job->base != NULL, "base", "leave base out"},
         {job->files.n > 0, "disk", "leave disk out"},
         {job->predecessor != NULL, "reshape", "leave reshape out"},
-        {job->model.n_stages > 0, "stages", "train it without dispatch"},
         {job->spec.states.grad_over_weight, "grad_over_weight", "leave it out"},
         {job->spec.updates.overlap != CST_OVERLAP_COMMIT, "overlap", "set overlap to commit"}};
 

@@ -155,12 +155,14 @@ struct cst_job_states {
 /* When and how the updates of a step are made. */
 struct cst_job_updates {
     /* Micro-batches per step, at most CST_MAX_MICRO_BATCHES (see cst_accumulate). 0 and 1 both
-     * mean one. Equal in all ranks. */
+     * mean one. With stages: of each rank block (block_ranks). Equal in all ranks. */
     uint32_t micro_batches;
     /* Number of consecutive ranks, counted through all nodes, whose gradients are added first, from
      * left to right; then these sums are added from left to right. Gradients then have the same
      * bits, however many nodes the ranks are on. Each node has a multiple of it (CST_EINVAL). 0:
-     * all ranks of a node. Equal in all ranks. */
+     * all ranks of a node. With stages, so many ranks are the share of one batch: its
+     * micro_batches are added first, whichever ranks of the node have done them (cst_next). Equal
+     * in all ranks. */
     uint32_t block_ranks;
     /* The time at which chunks are updated. Equal in all ranks. */
     enum cst_overlap overlap;

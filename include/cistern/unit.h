@@ -39,8 +39,9 @@ enum cst_unit_kind {
 
 struct cst_unit {
     enum cst_unit_kind kind;
-    uint32_t stage;       /* Number of the stage. CST_UNIT_STEP: 0. */
-    uint32_t micro_batch; /* Number of the micro-batch, from 0. CST_UNIT_STEP: 0. */
+    uint32_t stage; /* Number of the stage. CST_UNIT_STEP: 0. */
+    /* Number of the micro-batch among those of this node, from 0. CST_UNIT_STEP: 0. */
+    uint32_t micro_batch;
 };
 
 /* The rank has done the unit that it got last, if it got one: hand in its gradients, and wait for
@@ -72,6 +73,15 @@ struct cst_unit {
  * provided that a unit has the same results in every rank. The gradient of a tensor is the sum of
  * the units' gradients in a fixed order, each added in fp32. `loss` of struct cst_step_result is
  * the mean over the micro-batches.
+ *
+ * Rank blocks (block_ranks of struct cst_job_updates) have micro_batches each. On a node with
+ * several rank blocks, micro-batch number b x micro_batches + i is the i-th one of rank block b of
+ * the node, and an edge needs as many slots as the node has micro-batches. In the job, the rank
+ * blocks are numbered node after node: the first one of a node is first_rank divided by the ranks
+ * of a rank block. The gradients of each rank block are added first, and its losses are averaged
+ * first. The sum of the gradients is not divided by the number of rank blocks: grad_scale is for
+ * that. On several nodes, ranks come and go on each node as described above, and the step is void
+ * when a node has no rank left.
  *
  * What is done stays done until the step ends or is void: the units that a rank has done before it
  * ended or called cst_sync, and also gradients of the unit that it had in hand. A rank that could

@@ -86,7 +86,7 @@ struct cst_core_config {
     uint64_t step; /* Number of steps committed before; 0 for a new job. */
     struct cst_core_policy policy;
     /* Maximum number of micro-batches of a step; 0 and 1 mean one. More than one needs
-     * layout->grad_bytes == 4. */
+     * layout->grad_bytes == 4. With stages: of each rank block. */
     uint32_t micro_batches;
     const struct cst_core_device_reservation *reservations; /* Copied. */
     uint32_t n_reservations;                                /* 0..CST_CORE_MAX_UPDATE_DEVICES. */

@@ -10,7 +10,10 @@
  * states are its *buddies*: they make the same update, from the same sum. A *rank block* is a set
  * of consecutive ranks of the job, on one machine, whose contributions are added from left to
  * right; its sum is a *partial*. The gradient is the sum of the partials, from left to right.
- * Therefore it has the same bits however the rank blocks are distributed.
+ * Therefore it has the same bits however the rank blocks are distributed. In a job whose model is
+ * cut into stages, a rank block has micro-batches of its own, as many as each other one, but no
+ * ranks: any rank of the machine does them. What the ranks have contributed to them is added as on
+ * one machine that has these micro-batches alone (offload/schedule/dispatched.c).
  *
  * Transfers. Only a machine that needs bytes moves them: by a COPY of the engine
  * cst_core_machines.engine whose source is a place in another machine's memory, which a message has
@@ -72,9 +75,11 @@ struct cst_decision {
     uint64_t attempt; /* The attempt that is committed. */
     struct cst_hyper hyper;
     double sum_squares; /* Of the gradients, before they are scaled. */
-    double loss;        /* The mean of the losses of all ranks that gave one; else 0. */
-    uint32_t skipped;   /* 1: no update is made. */
-    uint32_t guard;     /* 1: tiles beyond proto/grad_limit.h keep their states. */
+    /* The mean of the losses of all ranks that gave one; else 0. With stages: the mean of those of
+     * the rank blocks. */
+    double loss;
+    uint32_t skipped; /* 1: no update is made. */
+    uint32_t guard;   /* 1: tiles beyond proto/grad_limit.h keep their states. */
 };
 
 /* Each comment names the fields of struct cst_machine_message that the message uses in addition to
@@ -126,7 +131,7 @@ struct cst_machine_message {
     const double *squares;
     uint32_t n_squares;
     uint64_t rank_blocks; /* Of that machine. */
-    const double *losses; /* Of its ranks. */
+    const double *losses; /* Of its rank blocks. */
     uint32_t n_losses;
     struct cst_decision decision;
     /* The machine whose message was the last for which the sender has waited before it told this

@@ -17,17 +17,29 @@
 
 #define NAME_BYTES 32
 
+/* Number of the losses of all rank blocks of a job on several machines. */
+static uint32_t n_losses(const struct cst_core *core)
+{
+    return core->partials.n * core->schedule->n_losses(core);
+}
+
+/* Number of the losses of the ranks here. */
+static uint32_t n_own_losses(const struct cst_core *core)
+{
+    return (core->partials.on ? core->partials.n_here : 1) * core->schedule->n_losses(core);
+}
+
 int cst_agreement_open(struct cst_core *core)
 {
     struct cst_agreement *a = &core->agreement;
 
-    if (core->machines == NULL) {
-        return CST_OK;
+    a->own_losses = calloc(n_own_losses(core), sizeof *a->own_losses);
+    if (core->machines == NULL || a->own_losses == NULL) {
+        return a->own_losses != NULL ? CST_OK : CST_ENOMEM;
     }
     a->members = calloc(core->machines->n, sizeof *a->members);
-    a->losses = calloc((size_t)core->partials.n * core->partials.block_ranks, sizeof *a->losses);
-    a->own_losses = calloc(core->world, sizeof *a->own_losses);
-    return a->members != NULL && a->losses != NULL && a->own_losses != NULL ? CST_OK : CST_ENOMEM;
+    a->losses = calloc(n_losses(core), sizeof *a->losses);
+    return a->members != NULL && a->losses != NULL ? CST_OK : CST_ENOMEM;
 }
 
 void cst_agreement_close(struct cst_core *core)
@@ -144,14 +156,10 @@ static void on_start(struct cst_core *core, const struct cst_event *event)
     }
     cst_machine_waits_arrived(core, event->machine, event->message->waited_for);
     a->last = event->message->attempt;
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        if (core->ranks[rank].sync == CST_NO_REQUEST) {
-            (void)cst_err_set(&why, CST_EPEERDIED, "rank %" PRIu32 " does not wait in a sync",
-                              rank);
-            a->aborted = a->last;
-            cst_agreement_tell_abort(core, a->last, false, false, &why);
-            return;
-        }
+    if (cst_ranks_wait_in_sync(core, &why) != CST_OK) {
+        a->aborted = a->last;
+        cst_agreement_tell_abort(core, a->last, false, false, &why);
+        return;
     }
     a->started = a->last;
 }
@@ -228,17 +236,10 @@ void cst_agreement_restored(struct cst_core *core)
     core->agreement.ready_for = 0;
 }
 
-/* The mean of all losses, in the order of ranks. */
-static double mean_loss(const struct cst_core *core)
+double cst_agreement_own_loss(const struct cst_core *core)
 {
-    double sum = 0;
-    uint32_t n = 0;
-
-    for (uint32_t rank = 0; rank < core->partials.n * core->partials.block_ranks; rank++) {
-        sum += core->agreement.losses[rank];
-        n += core->agreement.losses[rank] != 0;
-    }
-    return n > 0 ? sum / n : 0;
+    core->schedule->losses(core, core->agreement.own_losses);
+    return core->schedule->mean_loss(core->agreement.own_losses, n_own_losses(core));
 }
 
 /* CST_OK if all members are READY with one decision. CST_EMISMATCH: hyper-parameters differ, so the
@@ -287,7 +288,7 @@ static void look(struct cst_core *core)
         return;
     }
     a->last_decision = a->mine;
-    a->last_decision.loss = mean_loss(core);
+    a->last_decision.loss = core->schedule->mean_loss(a->losses, n_losses(core));
     a->decided = core->membership.members != cst_machine_bit(core->machines->self);
     if (!a->decided) {
         cst_fact_decided(&core->facts); /* There is nobody else to record it. */
@@ -298,17 +299,16 @@ static void look(struct cst_core *core)
     message->waited_for = a->last_ready;
 }
 
-/* Keep the losses of the ranks of the rank blocks @blocks, from *@losses on, in the order of all
- * ranks. */
+/* Keep the losses of the rank blocks @blocks, from *@losses on, in the order of all rank blocks. */
 static void keep_losses(struct cst_core *core, uint64_t blocks, const double *losses, uint32_t n)
 {
-    uint32_t ranks = core->partials.block_ranks, at = 0;
+    uint32_t each = core->schedule->n_losses(core), at = 0;
 
-    for (; blocks != 0 && at + ranks <= n; blocks &= blocks - 1, at += ranks) {
+    for (; blocks != 0 && at + each <= n; blocks &= blocks - 1, at += each) {
         uint32_t b = (uint32_t)__builtin_ctzll(blocks);
 
         if (b < core->partials.n) {
-            memcpy(core->agreement.losses + (size_t)b * ranks, losses + at, ranks * sizeof *losses);
+            memcpy(core->agreement.losses + (size_t)b * each, losses + at, each * sizeof *losses);
         }
     }
 }
@@ -342,11 +342,9 @@ bool cst_agreement_ready(struct cst_core *core, const struct cst_decision *decis
     if (!cst_membership_is_coordinator(core)) {
         message = cst_membership_tell(core, cst_membership_coordinator(core), CST_MESSAGE_READY, 0);
     }
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        a->own_losses[rank] = core->ranks[rank].loss;
-    }
+    core->schedule->losses(core, a->own_losses);
     message->losses = a->own_losses;
-    message->n_losses = core->world;
+    message->n_losses = n_own_losses(core);
     message->rank_blocks = core->machines->rank_blocks;
     message->decision = a->mine;
     if (cst_membership_is_coordinator(core)) {

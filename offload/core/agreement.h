@@ -50,8 +50,8 @@ struct cst_agreement {
     uint32_t last_ready;      /* Coordinator: the member that was READY last. */
     struct cst_decision mine; /* If `ready`: what this machine expects, without the loss. */
     struct cst_decision last_decision; /* The last one that was recorded. */
-    double *losses;                    /* Coordinator: of all ranks of the job; owned. */
-    double *own_losses;                /* Of the ranks here; owned. */
+    double *losses;                    /* Coordinator: of all rank blocks of the job; owned. */
+    double *own_losses;                /* Of the ranks here, also on one machine; owned. */
     struct cst_err missing; /* If status != 0: no member has the states of the chunks named here. */
     /* 1 + the attempt for which this machine was READY last, with the step after the last committed
      * one, if none was begun since; else 0. UINT64_MAX: not known, because the core goes on after
@@ -76,6 +76,9 @@ void cst_agreement_end(struct cst_core *core, bool idle, bool failed, const stru
 
 /* True if the attempt, whose step closes, must not be ended by this machine. */
 bool cst_agreement_binds(const struct cst_core *core);
+
+/* The mean of the losses here in the step that closes. */
+double cst_agreement_own_loss(const struct cst_core *core);
 
 /* Nothing is missing here for @decision. Returns true if it takes effect now, because there are no
  * other machines. Else the fact CST_FACT_DECIDED will follow. */

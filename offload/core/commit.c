@@ -165,7 +165,7 @@ static void decide(const struct cst_core *core, double sum_squares, struct cst_d
     out->attempt = core->attempt.number;
     out->hyper = *hyper;
     out->sum_squares = sum_squares;
-    out->loss = core->schedule->loss(core);
+    out->loss = cst_agreement_own_loss(core);
 }
 
 void cst_commit_decided(struct cst_core *core, const struct cst_decision *decision)

@@ -163,11 +163,14 @@
  *     keep, the weights in its pool are dropped. Therefore a rank loads as much for a pass as any
  *     other would; if the pool has room for the stage, its weights are loaded once.
  *   - Several micro-batches are needed, and updates that are not early. All ranks hold all tensors.
+ *   - With several rank blocks here (config.block_ranks), each has as many micro-batches, which are
+ *     numbered rank block after rank block. Any rank does units of all of them.
  *
  * Other machines (config.machines; offload/base/machines.h says what cores tell each other):
  *
  *   - An attempt begins when all ranks of all machines are in SYNC, and ends on all machines when
- * it ends on one. No attempt begins before the first CST_EV_MACHINES.
+ *     it ends on one. No attempt begins before the first CST_EV_MACHINES. With stages, ranks come
+ *     and go on each machine as they do on one; each machine needs one that takes part.
  *   - A step is committed on all machines or on none. A step that closes is therefore interrupted
  * by the death of a rank until this machine is READY.
  *   - A chunk whose states are on other machines only has weights here, and the sum of the ranks
@@ -194,8 +197,8 @@ struct cst_core_record;
 
 /* -- the core ------------------------------------------------------------------------------- */
 
-/* CST_OK if a model that is cut into stages can be trained in a job with @micro_batches and
- * @overlap, or if the model has no stages. Else CST_EINVAL. */
+/* CST_OK if a model that is cut into stages can be trained in a job with @micro_batches of each
+ * rank block and @overlap, or if the model has no stages. Else CST_EINVAL. */
 int cst_core_check_stages(const struct cst_model *model, uint32_t micro_batches,
                           enum cst_overlap overlap, struct cst_err *err);
 

@@ -88,10 +88,11 @@ struct cst_core {
     /* Largest number of GPUs that can access each other's memory, of those into whose memory
      * engines load weights. Several ranks can share a GPU. */
     uint32_t n_gpus;
-    uint32_t n_nodes;       /* Nodes whose engines have chunks. */
-    uint32_t n_trained;     /* Chunks that are not frozen. */
-    uint64_t n_blocks;      /* Number of blocks in all pools. */
-    uint32_t micro_batches; /* Maximum number of micro-batches of a step; at least 1. */
+    uint32_t n_nodes;   /* Nodes whose engines have chunks. */
+    uint32_t n_trained; /* Chunks that are not frozen. */
+    uint64_t n_blocks;  /* Number of blocks in all pools. */
+    /* Maximum number of micro-batches of a step; at least 1. With stages: of each rank block. */
+    uint32_t micro_batches;
     bool grad_fp32; /* Grad rows are fp32, so contributions can be added to them one by one. */
     /* Contributions can be added before all of a sum have come: grad rows are fp32, or each is
      * alone in its rank block. */

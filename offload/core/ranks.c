@@ -250,21 +250,24 @@ bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank)
            (lives || !core->schedule->elastic || !core->attempt.initialised);
 }
 
-static bool all_have_synced(const struct cst_core *core)
+int cst_ranks_wait_in_sync(const struct cst_core *core, struct cst_err *err)
 {
     bool any = false;
 
     for (uint32_t rank = 0; rank < core->world; rank++) {
         if (cst_ranks_await(core, &core->ranks[rank])) {
-            return false;
+            return cst_err_set(err, CST_EPEERDIED, "rank %" PRIu32 " does not wait in a sync",
+                               rank);
         }
         any = any || core->ranks[rank].sync != CST_NO_REQUEST;
     }
-    return any;
+    return any ? CST_OK : cst_err_set(err, CST_EPEERDIED, "no rank waits in a sync");
 }
 
 void cst_ranks_start(struct cst_core *core)
 {
+    struct cst_err unused;
+
     if (core->attempt.phase == CST_PHASE_RUNNING && core->schedule->elastic &&
         !core->attempt.closing) {
         join_all(core);
@@ -273,7 +276,7 @@ void cst_ranks_start(struct cst_core *core)
     if (core->attempt.phase == CST_PHASE_FAILED || core->attempt.phase == CST_PHASE_RUNNING) {
         return;
     }
-    if (core->writes.n_left > 0 || !all_have_synced(core)) {
+    if (core->writes.n_left > 0 || cst_ranks_wait_in_sync(core, &unused) != CST_OK) {
         cst_machine_waits_end(core);
         return;
     }

@@ -78,6 +78,10 @@ void cst_ranks_fail(struct cst_core *core, const struct cst_err *why);
  */
 bool cst_ranks_await(const struct cst_core *core, const struct cst_rank *rank);
 
+/* CST_OK if a rank waits in SYNC, and an attempt that begins now waits for no other rank here.
+ * CST_EPEERDIED: *err says for which one. */
+int cst_ranks_wait_in_sync(const struct cst_core *core, struct cst_err *err);
+
 /* Handle CST_EV_CANCEL. A request that an engine works on cannot be cancelled. */
 void cst_ranks_cancel(struct cst_core *core, const struct cst_event *event);
 

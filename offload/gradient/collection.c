@@ -164,7 +164,8 @@ static struct cst_sources find_sources(const struct cst_core *core, uint32_t c, 
             continue;
         }
         if (n++ == CST_COMMAND_MAX_SRC ||
-            !cst_partials_same_block(core, rank, n > 1 ? cst_set_first(&sources.blocks) : rank)) {
+            !cst_partials_same_block(core, c, rank,
+                                     n > 1 ? cst_set_first(&sources.blocks) : rank)) {
             sources.end = addend; /* The rest is added to the sum of these, or to another one. */
             break;
         }

@@ -33,17 +33,16 @@ static int check(const struct cst_core *core, const struct cst_core_config *conf
                            " micro-batches need grad rows of fp32",
                            p->block_ranks, core->micro_batches);
     }
-    if (core->schedule->elastic || layout->states.grad_over_weight ||
-        core->policy.overlap != CST_OVERLAP_COMMIT || config->n_reservations > 0) {
+    if (layout->states.grad_over_weight || core->policy.overlap != CST_OVERLAP_COMMIT ||
+        config->n_reservations > 0) {
         return cst_err_set(
             err, CST_EUNSUPPORTED,
             "a job with ranks on several nodes, or with block_ranks, cannot have %s",
-            core->schedule->elastic           ? "stages (dispatch)"
-            : layout->states.grad_over_weight ? "gradients in the place of weights: leave "
-                                                "grad_over_weight out"
-            : config->n_reservations > 0      ? "updates on accelerators: set "
-                                                "device_update_bytes to 0"
-                                              : "early or delayed updates: set overlap to commit");
+            layout->states.grad_over_weight ? "gradients in the place of weights: leave "
+                                              "grad_over_weight out"
+            : config->n_reservations > 0    ? "updates on accelerators: set "
+                                              "device_update_bytes to 0"
+                                            : "early or delayed updates: set overlap to commit");
     }
     return CST_OK;
 }
@@ -136,14 +135,14 @@ void cst_partials_close(struct cst_core *core)
 
 /* -- contributions here ----------------------------------------------------------------------- */
 
-static uint32_t block_of(const struct cst_core *core, uint32_t rank)
+static uint32_t block_of(const struct cst_core *core, uint32_t c, uint32_t rank)
 {
-    return core->partials.n_here > 1 ? rank / core->partials.block_ranks : 0;
+    return core->partials.n_here > 1 ? core->schedule->block_of(core, c, rank) : 0;
 }
 
-bool cst_partials_same_block(const struct cst_core *core, uint32_t a, uint32_t b)
+bool cst_partials_same_block(const struct cst_core *core, uint32_t c, uint32_t a, uint32_t b)
 {
-    return block_of(core, a) == block_of(core, b);
+    return block_of(core, c, a) == block_of(core, c, b);
 }
 
 /* The row of rank block @b here. */
@@ -160,7 +159,7 @@ static struct cst_place row_place(const struct cst_core *core, uint32_t c, uint3
 
 void cst_partials_add(struct cst_core *core, uint32_t c, uint32_t rank, struct cst_command *reduce)
 {
-    uint32_t b = block_of(core, rank);
+    uint32_t b = block_of(core, c, rank);
     uint64_t *filled = core->partials.on ? &core->partials.chunks[c].filled : NULL;
 
     if (filled == NULL) {

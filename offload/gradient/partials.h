@@ -86,11 +86,11 @@ int cst_partials_open(struct cst_core *core, const struct cst_core_config *confi
                       struct cst_err *err);
 void cst_partials_close(struct cst_core *core);
 
-/* True if the ranks @a and @b are in the same rank block. */
-bool cst_partials_same_block(const struct cst_core *core, uint32_t a, uint32_t b);
+/* True if the next contributions of the ranks @a and @b to @chunk are in the same rank block. */
+bool cst_partials_same_block(const struct cst_core *core, uint32_t chunk, uint32_t a, uint32_t b);
 
-/* @reduce, which was just issued, adds contributions of the rank block of @rank to @chunk: name its
- * row, and add to what is there. */
+/* @reduce, which was just issued, adds the next contributions to @chunk, the first of which is that
+ * of @rank: name the row of its rank block, and add to what is there. */
 void cst_partials_add(struct cst_core *core, uint32_t chunk, uint32_t rank,
                       struct cst_command *reduce);
 

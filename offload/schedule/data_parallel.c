@@ -88,16 +88,35 @@ static void say(const struct cst_core *core, uint32_t c, uint32_t addend,
                    addend / core->chunks[c].n_in_sum + 1);
 }
 
-static double loss(const struct cst_core *core)
+static uint32_t block_of(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    (void)c;
+    return rank / core->partials.block_ranks;
+}
+
+static uint32_t n_losses(const struct cst_core *core)
+{
+    return core->partials.on ? core->partials.block_ranks : core->world;
+}
+
+static void losses(const struct cst_core *core, double *out)
+{
+    for (uint32_t rank = 0; rank < core->world; rank++) {
+        out[rank] = core->ranks[rank].loss;
+    }
+}
+
+/* A rank that gives no loss has 0. */
+static double mean_loss(const double *of_ranks, uint32_t n)
 {
     double sum = 0;
-    uint32_t n = 0;
+    uint32_t n_given = 0;
 
-    for (uint32_t rank = 0; rank < core->world; rank++) {
-        sum += core->ranks[rank].loss;
-        n += core->ranks[rank].loss != 0;
+    for (uint32_t rank = 0; rank < n; rank++) {
+        sum += of_ranks[rank];
+        n_given += of_ranks[rank] != 0;
     }
-    return n > 0 ? sum / n : 0;
+    return n_given > 0 ? sum / n_given : 0;
 }
 
 static const char *check_state(const struct cst_core *core)
@@ -122,6 +141,9 @@ const struct cst_step_schedule cst_data_parallel = {.repeats = true,
                                                     .addend_of = addend_of,
                                                     .state = state,
                                                     .expected = expected,
+                                                    .block_of = block_of,
                                                     .say = say,
-                                                    .loss = loss,
+                                                    .n_losses = n_losses,
+                                                    .losses = losses,
+                                                    .mean_loss = mean_loss,
                                                     .check_state = check_state};

@@ -227,14 +227,14 @@ bool cst_dispatch_first(const struct cst_dispatch *d, struct cst_work_unit *out,
     return false;
 }
 
-double cst_dispatch_loss(const struct cst_dispatch *d)
+double cst_dispatch_loss(const double *losses, uint32_t n)
 {
     double sum = 0;
 
-    for (uint32_t micro = 0; micro < d->n_micro; micro++) {
-        sum += d->losses[micro];
+    for (uint32_t i = 0; i < n; i++) {
+        sum += losses[i];
     }
-    return sum / d->n_micro;
+    return sum / n;
 }
 
 /* -- invariants ------------------------------------------------------------------------------- */

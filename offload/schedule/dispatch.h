@@ -116,8 +116,8 @@ bool cst_dispatch_has_done(const struct cst_dispatch *dispatch, uint32_t stage, 
 bool cst_dispatch_first(const struct cst_dispatch *dispatch, struct cst_work_unit *out,
                         uint32_t *rank);
 
-/* Mean of the losses of all micro-batches, summed in their order. All passes are done. */
-double cst_dispatch_loss(const struct cst_dispatch *dispatch);
+/* Mean of @n losses, of micro-batches or of rank blocks, summed in their order. */
+double cst_dispatch_loss(const double *losses, uint32_t n);
 
 /* NULL, or the name of an invariant that does not hold. For tests. */
 const char *cst_dispatch_check(const struct cst_dispatch *dispatch);

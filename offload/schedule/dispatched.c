@@ -8,7 +8,12 @@
  *   stage 2: 0 .. M - 1 | stage 0: M .. 2 M - 1
  *
  * Units are given out in this order, and the next one when the last one is done, so that an addend
- * comes before its unit is done, or never. */
+ * comes before its unit is done, or never.
+ *
+ * Rank blocks (offload/base/machines.h): M is the number of micro-batches of each of them. With B
+ * rank blocks here, the step has B M micro-batches here, and those of rank block b are b M to
+ * (b + 1) M - 1, whichever ranks do them. Their contributions come to the row of the rank block in
+ * the order in which they would come if it were alone. */
 #include "offload/schedule/step_schedule.h"
 
 #include "offload/core/core_state.h"
@@ -36,6 +41,12 @@ static struct dispatched *state_of(const struct cst_core *core)
 static struct cst_dispatch *table_of(const struct cst_core *core)
 {
     return &state_of(core)->table;
+}
+
+/* Micro-batches of the step here: those of all rank blocks. */
+static uint32_t n_micro(const struct cst_core *core)
+{
+    return core->micro_batches * (core->partials.on ? core->partials.n_here : 1);
 }
 
 /* -- which jobs ------------------------------------------------------------------------------- */
@@ -135,8 +146,8 @@ static int open(struct cst_core *core, struct cst_err *err)
     if (ok) {
         find_stages(core, state->stages);
         find_sharers(core, state->stages, after);
-        ok = cst_dispatch_init(&state->table, core->model->n_stages, core->micro_batches,
-                               core->world, after) == CST_OK;
+        ok = cst_dispatch_init(&state->table, core->model->n_stages, n_micro(core), core->world,
+                               after) == CST_OK;
     }
     if (!ok) {
         close(core);
@@ -146,7 +157,7 @@ static int open(struct cst_core *core, struct cst_err *err)
     for (uint32_t c = 0; c < core->n_chunks; c++) {
         core->chunks[c].n_in_sum = 1;
         core->chunks[c].n_addends =
-            (uint32_t)__builtin_popcountll(state->stages[c]) * core->micro_batches;
+            (uint32_t)__builtin_popcountll(state->stages[c]) * n_micro(core);
     }
     return CST_OK;
 }
@@ -167,8 +178,7 @@ static uint32_t addend_of(const struct cst_core *core, uint32_t c, uint32_t rank
         (stages >> unit.stage & 1) == 0) {
         return CST_NONE;
     }
-    return (uint32_t)__builtin_popcountll(stages >> unit.stage >> 1) * core->micro_batches +
-           unit.micro;
+    return (uint32_t)__builtin_popcountll(stages >> unit.stage >> 1) * n_micro(core) + unit.micro;
 }
 
 /* The stage of @addend: the highest one, after those before it are left out. */
@@ -176,7 +186,7 @@ static uint32_t stage_of(const struct cst_core *core, uint32_t c, uint32_t adden
 {
     uint64_t stages = state_of(core)->stages[c];
 
-    for (uint32_t n = addend / core->micro_batches; n > 0; n--) {
+    for (uint32_t n = addend / n_micro(core); n > 0; n--) {
         stages &= ~(1ull << (63 - __builtin_clzll(stages)));
     }
     return 63 - (uint32_t)__builtin_clzll(stages);
@@ -186,22 +196,37 @@ static enum cst_addend_state state(const struct cst_core *core, uint32_t c, uint
                                    uint32_t rank)
 {
     (void)rank;
-    return cst_dispatch_has_done(table_of(core), stage_of(core, c, first),
-                                 first % core->micro_batches)
+    return cst_dispatch_has_done(table_of(core), stage_of(core, c, first), first % n_micro(core))
                ? CST_ADDEND_NEVER
                : CST_ADDEND_EXPECTED;
+}
+
+static uint32_t block_of(const struct cst_core *core, uint32_t c, uint32_t rank)
+{
+    (void)rank;
+    return core->chunks[c].gradient.next % n_micro(core) / core->micro_batches;
 }
 
 static void say(const struct cst_core *core, uint32_t c, uint32_t addend,
                 char text[CST_ADDEND_TEXT])
 {
     (void)snprintf(text, CST_ADDEND_TEXT, "stage %" PRIu32 ", micro-batch %" PRIu32,
-                   stage_of(core, c, addend), addend % core->micro_batches + 1);
+                   stage_of(core, c, addend), addend % n_micro(core) + 1);
 }
 
-static double loss(const struct cst_core *core)
+/* The mean of a rank block's micro-batches: it does not become longer with their number, and goes
+ * to other machines. */
+static uint32_t n_losses(const struct cst_core *core)
 {
-    return cst_dispatch_loss(table_of(core));
+    (void)core;
+    return 1;
+}
+
+static void losses(const struct cst_core *core, double *out)
+{
+    for (uint32_t at = 0; at < n_micro(core); at += core->micro_batches) {
+        *out++ = cst_dispatch_loss(table_of(core)->losses + at, core->micro_batches);
+    }
 }
 
 /* -- units ------------------------------------------------------------------------------------ */
@@ -286,6 +311,9 @@ const struct cst_step_schedule cst_dispatched = {.elastic = true,
                                                  .begin = begin,
                                                  .addend_of = addend_of,
                                                  .state = state,
+                                                 .block_of = block_of,
                                                  .say = say,
-                                                 .loss = loss,
+                                                 .n_losses = n_losses,
+                                                 .losses = losses,
+                                                 .mean_loss = cst_dispatch_loss,
                                                  .check_state = check_state};

@@ -101,13 +101,21 @@ struct cst_step_schedule {
      * is EXPECTED. */
     uint64_t (*expected)(const struct cst_core *core, uint32_t chunk, uint32_t first, uint32_t word,
                          uint64_t among);
+    /* The rank block here (offload/gradient/partials.h) to which the next addend of @chunk belongs,
+     * which @rank has contributed; there are several. */
+    uint32_t (*block_of)(const struct cst_core *core, uint32_t chunk, uint32_t rank);
     /* Write what the addend is of, such as "micro-batch 3": micro-batches are counted from 1, and
      * stand at the end. */
     void (*say)(const struct cst_core *core, uint32_t chunk, uint32_t addend,
                 char text[CST_ADDEND_TEXT]);
 
-    /* The loss of the step that is being committed. */
-    double (*loss)(const struct cst_core *core);
+    /* Number of losses of a rank block, and of the ranks here if they are no rank blocks. */
+    uint32_t (*n_losses)(const struct cst_core *core);
+    /* Write the losses of the step that is being committed to @out: those of the ranks here, rank
+     * block after rank block. */
+    void (*losses)(const struct cst_core *core, double *out);
+    /* The loss of a step with these @n losses, in the order of rank blocks. */
+    double (*mean_loss)(const double *losses, uint32_t n);
 
     /* NULL, or the name of an invariant that does not hold. For tests. */
     const char *(*check_state)(const struct cst_core *core);

@@ -46,6 +46,8 @@ static bool all_occurred(const struct machines_totals *t)
         uint64_t n;
     } counts[] = {
         {"ranks that died", t->deaths},
+        {"ranks that hung up", t->hangups},
+        {"ranks that were shut out", t->shut_out},
         {"machines that were killed", t->kills},
         {"machines that were lost for good", t->losses},
         {"machines that took their places", t->replaced},
@@ -65,6 +67,10 @@ static bool all_occurred(const struct machines_totals *t)
         {"tensors with a gradient of one rank alone", t->lone},
         {"gradients that were discarded", t->discards},
         {"gradients that a rank alone has discarded", t->lies},
+        {"models with stages on several machines", t->staged},
+        {"rank blocks of such models, several of which are on a machine", t->several},
+        {"tensors of several stages", t->tied},
+        {"ranks that came back to the attempt in which they had ended", t->rejoined},
     };
     bool all = true;
 
@@ -103,20 +109,25 @@ int main(int argc, char **argv)
            " bytes copied, as by the formula in %" PRIu64 " runs\n",
            totals.runs, totals.events, totals.commands, totals.messages, totals.reads, totals.bytes,
            totals.exact);
-    printf("machines: %" PRIu64 " ranks died, %" PRIu64 " machines were killed, %" PRIu64
-           " lost for good, %" PRIu64 " of them replaced, %" PRIu64 " links cut, %" PRIu64
-           " transfers failed, %" PRIu64 " epochs without a machine; ranks began %" PRIu64
-           " attempts in vain; %" PRIu64 " steps skipped, %" PRIu64
-           " jobs failed; runs with copies %" PRIu64 ", with fp32 partials %" PRIu64
-           ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
+    printf("machines: %" PRIu64 " ranks died or hung up, of which %" PRIu64 " hung up and %" PRIu64
+           " were shut out, %" PRIu64 " machines were killed, %" PRIu64 " lost for good, %" PRIu64
+           " of them replaced, %" PRIu64 " links cut, %" PRIu64 " transfers failed, %" PRIu64
+           " epochs without a machine; ranks began %" PRIu64 " attempts in vain; %" PRIu64
+           " steps skipped, %" PRIu64 " jobs failed; runs with copies %" PRIu64
+           ", with fp32 partials %" PRIu64 ", on one machine %" PRIu64 "; fp32 tensors %" PRIu64
            ", tensors of one rank of each machine %" PRIu64 "\n",
-           totals.deaths, totals.kills, totals.losses, totals.replaced, totals.cuts, totals.faults,
-           totals.without, totals.interrupted, totals.skipped, totals.fatal, totals.copies,
-           totals.fp32, totals.alone, totals.tensors, totals.single);
+           totals.deaths, totals.hangups, totals.shut_out, totals.kills, totals.losses,
+           totals.replaced, totals.cuts, totals.faults, totals.without, totals.interrupted,
+           totals.skipped, totals.fatal, totals.copies, totals.fp32, totals.alone, totals.tensors,
+           totals.single);
     printf("machines: %" PRIu64 " runs skipped tensors without a gradient, %" PRIu64
            " times on several machines, with %" PRIu64 " messages; %" PRIu64
            " times one rank alone had a gradient, %" PRIu64 " times it was discarded, %" PRIu64
            " times by a rank alone\n",
            totals.skips, totals.idle, totals.unused, totals.lone, totals.discards, totals.lies);
+    printf("machines: %" PRIu64 " runs on several machines had stages, with several rank blocks on "
+           "one of them %" PRIu64 ", with a tensor of several stages %" PRIu64
+           "; ranks did %" PRIu64 " units, and came back to their attempt %" PRIu64 " times\n",
+           totals.staged, totals.several, totals.tied, totals.units, totals.rejoined);
     return argc > 1 || runs != NULL || all_occurred(&totals) ? EXIT_SUCCESS : EXIT_FAILURE;
 }

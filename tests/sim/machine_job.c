@@ -14,6 +14,40 @@ static void *must(void *p)
     return p;
 }
 
+/* An operator that uses tensor @t. In a model with stages another stage may begin with it: so many
+ * operators follow that each of the other stages has one. */
+static void declare_operator(struct machines *sim, uint32_t t, uint32_t n_left)
+{
+    uint32_t stages_left = sim->n_stages - sim->model.n_stages, stage;
+    struct cst_err err;
+    char name[32];
+
+    (void)snprintf(name, sizeof name, "o%u", sim->n_operators);
+    if (stages_left > 0 &&
+        (sim->model.n_stages == 0 || machines_below(sim, n_left) < stages_left) &&
+        cst_model_stage(&sim->model, &err) != CST_OK) {
+        machines_fail(sim, "a stage was refused: %s", err.text);
+    }
+    if (cst_model_operator(&sim->model, name, &t, 1, NULL, &err) != CST_OK) {
+        machines_fail(sim, "an operator was refused: %s", err.text);
+    }
+    stage = sim->model.operators[sim->n_operators].stage;
+    sim->stages[t] |= UINT64_C(1) << stage;
+    sim->tensors[sim->n_operators++] = t;
+}
+
+/* Operator number i uses tensor i. With several stages the last one may use the first tensor, too.
+ */
+static void declare_operators(struct machines *sim)
+{
+    for (uint32_t i = 0; i < sim->n_chunks; i++) {
+        declare_operator(sim, i, sim->n_chunks - i);
+    }
+    if (sim->n_stages > 1 && machines_below(sim, 2) == 0) {
+        declare_operator(sim, 0, 1);
+    }
+}
+
 /* A tensor for each chunk, which takes more than half of the capacity. Some are frozen, some are
  * fp32, and some are held by one rank of each machine alone. */
 void job_declare(struct machines *sim)
@@ -39,15 +73,15 @@ void job_declare(struct machines *sim)
         (void)snprintf(name, sizeof name, "t%u", i);
         words.pattern =
             machines_below(sim, 8) == 0 && i > 0 ? CST_PATTERN_FROZEN : CST_PATTERN_SHARD;
-        sim->single[i] = machines_below(sim, 8) == 0 && !sim->loses;
+        sim->single[i] = machines_below(sim, 8) == 0 && !sim->loses && sim->n_stages == 0;
         words.group = sim->single[i];
         sim->totals->tensors += wide && words.pattern != CST_PATTERN_FROZEN;
         sim->totals->single += sim->single[i];
-        if (cst_model_tensor(&sim->model, &words, &err) != CST_OK ||
-            cst_model_operator(&sim->model, name, &i, 1, NULL, &err) != CST_OK) {
+        if (cst_model_tensor(&sim->model, &words, &err) != CST_OK) {
             machines_fail(sim, "a tensor was refused: %s", err.text);
         }
     }
+    declare_operators(sim);
 }
 
 static void lay_out(struct machines *sim, uint32_t m)
@@ -230,10 +264,10 @@ static unsigned draw_chance(struct machines *sim, uint32_t most)
     return machines_below(sim, 2) == 0 ? 0 : machines_below(sim, most);
 }
 
-/* In half of the runs tensors without a gradient are skipped. */
+/* In half of the runs tensors without a gradient are skipped, unless the model has stages. */
 static void draw_unused(struct machines *sim)
 {
-    sim->skips = machines_below(sim, 2) == 0;
+    sim->skips = machines_below(sim, 2) == 0 && sim->n_stages == 0;
     if (sim->skips) {
         sim->p_lone = draw_chance(sim, 5000);
         sim->p_discard = draw_chance(sim, 3000);
@@ -248,7 +282,10 @@ void job_draw(struct machines *sim)
     sim->n_chunks = 2 + machines_below(sim, MACHINES_CHUNKS - 1);
     sim->copies = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, sim->n);
     sim->block_ranks = 1 + machines_below(sim, 3);
-    sim->micro_batches = machines_below(sim, 2) == 0 ? 1 : 1 + machines_below(sim, 3);
+    sim->n_stages = machines_below(sim, 3) == 0 ? 1 + machines_below(sim, sim->n_chunks) : 0;
+    sim->micro_batches = sim->n_stages > 0             ? 2 + machines_below(sim, 3)
+                         : machines_below(sim, 2) == 0 ? 1
+                                                       : 1 + machines_below(sim, 3);
     sim->grad_fp32 = sim->block_ranks > 1 || sim->micro_batches > 1 || machines_below(sim, 4) == 0;
     sim->p_leave_out = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 6000);
     sim->p_skip = machines_below(sim, 2) == 0 ? 0 : machines_below(sim, 4000);

@@ -26,14 +26,25 @@ bool values_trained(const struct machines *sim, uint32_t chunk)
     return sim->model.tensors[chunk].pattern != CST_PATTERN_FROZEN;
 }
 
-uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank)
+/* The number in the job of item @i of machine @m, of those of which each rank block has @each. */
+static uint32_t number_of(const struct machines *sim, uint32_t m, uint32_t i, uint32_t each)
 {
     uint64_t blocks = sim->machines[m].rank_blocks;
 
-    for (uint32_t i = rank / sim->block_ranks; i > 0; i--) {
+    for (uint32_t b = i / each; b > 0; b--) {
         blocks &= blocks - 1;
     }
-    return (uint32_t)__builtin_ctzll(blocks) * sim->block_ranks + rank % sim->block_ranks;
+    return (uint32_t)__builtin_ctzll(blocks) * each + i % each;
+}
+
+uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank)
+{
+    return number_of(sim, m, rank, sim->block_ranks);
+}
+
+uint32_t values_micro(const struct machines *sim, uint32_t m, uint32_t micro)
+{
+    return number_of(sim, m, micro, sim->micro_batches);
 }
 
 /* A lot of @chunk in @step, below 10000; @salt tells lots apart. */
@@ -148,11 +159,30 @@ double values_loss(uint64_t step, uint32_t rank)
     return (double)(memory_mix(step, rank) % 1000) / 7;
 }
 
+/* The mean of the means of the rank blocks' micro-batches. */
+static double mean_of_blocks(const struct machines *sim, uint64_t step)
+{
+    double sum = 0;
+
+    for (uint32_t b = 0; b < sim->n_blocks; b++) {
+        double of_block = 0;
+
+        for (uint32_t i = 0; i < sim->micro_batches; i++) {
+            of_block += values_loss(step, b * sim->micro_batches + i);
+        }
+        sum += of_block / sim->micro_batches;
+    }
+    return sum / sim->n_blocks;
+}
+
 double values_mean_loss(const struct machines *sim, uint64_t step)
 {
     double sum = 0;
     uint32_t n = 0;
 
+    if (sim->n_stages > 0) {
+        return mean_of_blocks(sim, step);
+    }
     for (uint32_t rank = 0; rank < sim->n_ranks; rank++) {
         double loss = values_loss(step, rank);
 
@@ -173,6 +203,30 @@ double values_norm(double squares)
     uint64_t whole = (uint64_t)squares;
 
     return whole % 16 == 3 ? __builtin_inf() : squares + 1;
+}
+
+/* The sum of the contributions of rank block @b to a chunk of stages: stage by stage from the last
+ * one on, by micro-batch. Returns false if there are none. */
+static bool add_units(const struct machines *sim, uint64_t step, uint32_t chunk, uint32_t b,
+                      uint64_t *sum)
+{
+    bool any = false;
+
+    for (uint32_t stage = sim->n_stages; stage-- > 0;) {
+        for (uint32_t i = 0; (sim->stages[chunk] >> stage & 1) != 0 && i < sim->micro_batches;
+             i++) {
+            uint32_t micro = b * sim->micro_batches + i;
+            uint64_t value;
+
+            if (!values_hands_in(sim, step, micro, stage, chunk)) {
+                continue;
+            }
+            value = values_contribution(sim, step, micro, stage, chunk, sim->weights[step][chunk]);
+            *sum = any ? values_add(*sum, value) : value;
+            any = true;
+        }
+    }
+    return any;
 }
 
 /* The sum of the contributions of rank block @b. Returns false if there are none. */
@@ -205,7 +259,7 @@ static uint64_t sum_of(const struct machines *sim, uint64_t step, uint32_t chunk
     for (uint32_t b = 0; b < sim->n_blocks; b++) {
         uint64_t block = 0;
 
-        if (add_block(sim, step, chunk, b, &block)) {
+        if ((sim->n_stages > 0 ? add_units : add_block)(sim, step, chunk, b, &block)) {
             sum = any ? values_add(sum, block) : block;
             any = true;
         }

@@ -608,6 +608,21 @@ static void count_unused(const struct machines *sim, uint64_t s)
     }
 }
 
+/* Count a run with stages on several machines. */
+static void count_staged(const struct machines *sim)
+{
+    bool several = false;
+
+    for (uint32_t m = 0; m < sim->n; m++) {
+        several = several || sim->machines[m].n_blocks > 1;
+    }
+    if (sim->n_stages > 0 && sim->n > 1) {
+        sim->totals->staged++;
+        sim->totals->several += several;
+        sim->totals->tied += sim->n_operators > sim->n_chunks;
+    }
+}
+
 void machines_run(const struct machines_options *options, struct machines_totals *totals)
 {
     struct machines *sim = must(calloc(1, sizeof *sim));
@@ -641,6 +656,7 @@ void machines_run(const struct machines_options *options, struct machines_totals
         count_unused(sim, s);
     }
     totals->skips += sim->skips;
+    count_staged(sim);
     job_close(sim);
     free(sim);
 }

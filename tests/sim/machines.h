@@ -4,9 +4,13 @@
  * keeps the order between each two machines. Ranks, machines and links fail at random. An oracle in
  * place of the membership of daemons gives all machines the epochs.
  *
- * What each step must compute is known in advance: contributions depend on the seed, the rank, the
- * step and the weights alone. Each command and each fetch is compared with that, and at the end all
- * rows are. A job on one machine is simulated in the same way, and has the same values. */
+ * In some runs the model is cut into stages, and the ranks of each machine ask for units. They come
+ * and go in the middle of an attempt then.
+ *
+ * What each step must compute is known in advance: contributions depend on the seed, the rank or
+ * the unit, the step and the weights alone. Each command and each fetch is compared with that, and
+ * at the end all rows are. A job on one machine is simulated in the same way, and has the same
+ * values. */
 #ifndef SIM_MACHINES_H
 #define SIM_MACHINES_H
 
@@ -46,6 +50,8 @@ struct machines_totals {
     uint64_t bytes; /* copied from other machines */
     uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
     uint64_t deaths, kills, cuts, faults;
+    uint64_t hangups;     /* ranks whose processes went on; part of the deaths */
+    uint64_t shut_out;    /* of them those that others did not wait for */
     uint64_t fatal;       /* jobs that failed, on all machines */
     uint64_t without;     /* epochs without a machine that came back later */
     uint64_t losses;      /* machines that were lost for good */
@@ -63,6 +69,11 @@ struct machines_totals {
     uint64_t discards; /* chunks whose gradients are discarded by all ranks that have one */
     uint64_t lies;     /* attempts that ended because a rank alone has discarded one */
     uint64_t unused;   /* messages of tensors without a gradient */
+    uint64_t staged;   /* runs with stages, on several machines */
+    uint64_t several;  /* of them with several rank blocks on a machine */
+    uint64_t tied;     /* of them with a tensor of several stages */
+    uint64_t units;    /* units that were done */
+    uint64_t rejoined; /* ranks that came back to the attempt in which they had ended */
 };
 
 /* A command that was given to an engine. */
@@ -83,9 +94,12 @@ struct mrank {
     uint64_t first_tag; /* Replies to requests with a smaller tag are ignored. */
     uint64_t attempt, step;
     uint32_t micro, at, waiting;
-    uint64_t weight, grad; /* generations of the leases */
+    bool has_unit;
+    struct cst_work_unit unit; /* the present one, or the last one; number 0: none */
+    uint64_t weight, grad;     /* generations of the leases */
     uint32_t weight_block, grad_block;
     uint8_t without[(MACHINES_CHUNKS + 7) / 8], discarded[(MACHINES_CHUNKS + 7) / 8]; /* of STEP */
+    bool hung_up; /* Its connection has ended, and its process goes on. */
     bool lies; /* It has discarded a gradient that others have: the step must not be committed. */
 };
 
@@ -137,6 +151,9 @@ struct machines {
     struct cst_model model;
     uint32_t n, n_ranks, n_blocks, n_chunks, copies, micro_batches, block_ranks;
     bool grad_fp32, ending;
+    uint32_t n_stages; /* 0: each rank does all of the model, in micro-batches of its own */
+    uint32_t n_operators, tensors[MACHINES_CHUNKS + 1]; /* per operator: the tensor that it uses */
+    uint64_t stages[MACHINES_CHUNKS];                   /* of each chunk, one bit each */
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
     uint32_t slow;   /* by how much copies from other machines are slower than other commands */
     unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
@@ -226,7 +243,8 @@ void network_deliver_held(struct machines *sim, uint32_t m);
 
 /* Fill in what all steps compute. */
 void values_open(struct machines *sim);
-/* True if rank @rank of the job hands in a gradient of @chunk. */
+/* True if rank @rank of the job hands in a gradient of @chunk. With stages: if the backward pass of
+ * stage @micro over micro-batch @rank of the job has one. values_contribution is its value. */
 bool values_hands_in(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t micro,
                      uint32_t chunk);
 /* What rank @rank of the job says of @chunk in its STEP: it has no gradient, or it discards it. */
@@ -239,8 +257,9 @@ bool values_can_lie(const struct machines *sim, uint64_t step, uint32_t rank, ui
 bool values_is_idle(const struct machines *sim, uint64_t step, uint32_t chunk);
 uint64_t values_contribution(const struct machines *sim, uint64_t step, uint32_t rank,
                              uint32_t micro, uint32_t chunk, uint64_t weights);
+/* With stages: of micro-batch @rank of the job. */
 double values_loss(uint64_t step, uint32_t rank);
-/* The mean of the losses of all ranks. */
+/* The mean of the losses of all ranks, or of all micro-batches. */
 double values_mean_loss(const struct machines *sim, uint64_t step);
 /* The squares of tile @tile of a chunk whose gradient is @sum; those of all tiles give the norm. */
 double values_square(uint64_t sum, uint32_t tile);
@@ -253,6 +272,8 @@ uint64_t values_state(uint64_t state, uint64_t sum, uint64_t number);
 uint64_t values_weight(uint64_t state);
 /* The number in the job of rank @rank of machine @m. */
 uint32_t values_rank(const struct machines *sim, uint32_t m, uint32_t rank);
+/* The number in the job of micro-batch @micro of machine @m, with stages. */
+uint32_t values_micro(const struct machines *sim, uint32_t m, uint32_t micro);
 /* True if the rank with number @rank on its machine uses @chunk in @step. */
 bool values_uses(const struct machines *sim, uint64_t step, uint32_t rank, uint32_t chunk);
 /* Bytes of an element of the weights, or of a partial and of the sum, of @chunk. */

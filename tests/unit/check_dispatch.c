@@ -65,7 +65,7 @@ START_TEST(every_unit_is_done_in_order)
         ck_assert_ptr_null(cst_dispatch_check(&d));
     }
     ck_assert_uint_eq(n_done, d.n_passes * d.n_micro);
-    ck_assert_double_eq(cst_dispatch_loss(&d), (d.n_micro - 1) / 2.0);
+    ck_assert_double_eq(cst_dispatch_loss(d.losses, d.n_micro), (d.n_micro - 1) / 2.0);
     cst_dispatch_close(&d);
 }
 END_TEST

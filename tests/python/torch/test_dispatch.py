@@ -440,6 +440,14 @@ class OneWorker(TorchCase):
             self.attach(self.part(), unused="skip")
         with self.assertRaisesRegex(cistern.CstError, "early updates are not possible"):
             self.attach(self.part(), overlap="early")
+        others = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+        with (
+            mock.patch.dict(os.environ, others),
+            self.assertRaisesRegex(ValueError, "4 ranks of the job are on several, 2 of them here"),
+        ):
+            self.attach(self.part())
+        with self.assertRaisesRegex(ValueError, "block_ranks is 1, but the 2 workers"):
+            self.attach(self.part(), world=2, block_ranks=1)
         with self.assertRaisesRegex(
             ValueError, "steps have 8 micro-batches, as parallelize was told"
         ):

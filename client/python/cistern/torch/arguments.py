@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
@@ -169,6 +169,24 @@ def ranks(rank: int | None, world: int | None, options: JobFile) -> dict[str, in
         "first_rank": first(found.first_rank, options.integer("first_rank"), 0),
         "all_ranks": first(found.all_ranks, options.integer("all_ranks"), 0),
     }
+
+
+def check_dispatched(numbers: Mapping[str, int], block_ranks: int) -> None:
+    """Check that all workers of a dispatched model share one batch. ValueError: they do not.
+
+    ``numbers`` are those of ``ranks``.
+    """
+    world, n_all = numbers["world"], numbers["all_ranks"]
+    if n_all > world:
+        raise ValueError(
+            f"cistern: a model that is dispatched trains on one node, and {n_all} ranks of the job are on several,"
+            f" {world} of them here: leave dispatch=True of parallelize out, or give all ranks to one node"
+        )
+    if 0 < block_ranks < world:
+        raise ValueError(
+            f"cistern: block_ranks is {block_ranks}, but the {world} workers of a model that is dispatched share"
+            " one batch: leave block_ranks out"
+        )
 
 
 def model_config(model: nn.Module) -> str | None:

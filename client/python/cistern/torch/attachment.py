@@ -181,12 +181,15 @@ def attach(
     if trainable is not None and kinds["unused"] is not Unused.SKIP:
         raise ValueError("cistern: trainable= needs unused='skip': frozen parameters are skipped")
     n_micro_batches = arguments.micro_batches(micro_batches, options, part)
+    n_block_ranks = first(block_ranks, options.integer("block_ranks"), 0)
+    if is_dispatched:
+        arguments.check_dispatched(numbers, n_block_ranks)
     opened = open_job(
         name,
         socket=first(socket, options.text("socket"), None),
         **numbers,
         copies=first(copies, options.integer("copies"), 0),
-        block_ranks=first(block_ranks, options.integer("block_ranks"), 0),
+        block_ranks=n_block_ranks,
         device=name_of(first(device, options.text("device"), None)),
         pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
         disk=arguments.directories(first(disk, options.text("disk"), None)),
