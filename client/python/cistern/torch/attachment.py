@@ -193,8 +193,6 @@ def attach(
         disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
         durable=keeps,
         chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
-        copies=first(None, options.integer("copies"), 0),
-        block_ranks=first(None, options.integer("block_ranks"), 0),
         timeout_ms=timeout_ms,
         ttl_s=ttl_s,
         reshape=first(reshape, options.boolean("reshape"), False),
