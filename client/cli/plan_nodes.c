@@ -88,6 +88,9 @@ void cli_plan_nodes_print(const struct cli_plan_nodes *nodes, const struct cli_p
     (void)printf("; ");
     print_hidden("weights", n->weight_s, n->weight_under_s, "next forward pass");
     (void)printf("\n");
+    (void)printf("step      %s on each node: links add %s of sums and copies, and %s of weights\n",
+                 cli_seconds(n->step_s, a), cli_seconds(n->sum_exposed_s, b),
+                 cli_seconds(n->weight_exposed_s, c));
     if (nodes->config.tokens > 0) {
         (void)printf("tokens    all is hidden if a node has %s in a micro-batch; it has %s\n",
                      cli_count((uint64_t)n->hidden_tokens + 1, a),
@@ -105,12 +108,14 @@ json_t *cli_plan_nodes_json(const struct cli_plan_nodes *nodes)
     if (nodes->config.n_nodes == 0) {
         return json_null();
     }
-    return json_pack(
-        "{s:i, s:i, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:o, s:I}", "nodes",
-        (int)nodes->config.n_nodes, "copies", (int)nodes->config.n_copies, "link_bytes_per_s",
-        nodes->config.bytes_per_s, "sum_bytes", (json_int_t)n->sum_bytes, "copy_bytes",
-        (json_int_t)n->copy_bytes, "weight_bytes", (json_int_t)n->weight_bytes, "sum_s", n->sum_s,
-        "sum_under_s", n->sum_under_s, "weight_s", n->weight_s, "weight_under_s", n->weight_under_s,
-        "hidden_tokens", nodes->config.tokens > 0 ? json_real(n->hidden_tokens) : json_null(),
-        "row_bytes", (json_int_t)n->row_bytes);
+    return json_pack("{s:i, s:i, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o, s:I}",
+                     "nodes", (int)nodes->config.n_nodes, "copies", (int)nodes->config.n_copies,
+                     "link_bytes_per_s", nodes->config.bytes_per_s, "sum_bytes",
+                     (json_int_t)n->sum_bytes, "copy_bytes", (json_int_t)n->copy_bytes,
+                     "weight_bytes", (json_int_t)n->weight_bytes, "sum_s", n->sum_s, "sum_under_s",
+                     n->sum_under_s, "weight_s", n->weight_s, "weight_under_s", n->weight_under_s,
+                     "sum_exposed_s", n->sum_exposed_s, "weight_exposed_s", n->weight_exposed_s,
+                     "step_s", n->step_s, "hidden_tokens",
+                     nodes->config.tokens > 0 ? json_real(n->hidden_tokens) : json_null(),
+                     "row_bytes", (json_int_t)n->row_bytes);
 }

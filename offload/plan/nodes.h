@@ -24,11 +24,16 @@ struct cst_plan_nodes {
     uint64_t sum_bytes;    /* Partial sums that it pulls as a home. */
     uint64_t copy_bytes;   /* Sums that it pulls as a buddy. */
     uint64_t weight_bytes; /* New weights that it pulls. */
-    /* Seconds of sums and copies, which begin in the last backward pass of a step, and of this
-     * pass. */
+    /* Seconds of sums and copies, which begin in the last backward pass of a step, until the
+     * machine that pulls or serves most of them is done, and seconds of this pass. */
     double sum_s, sum_under_s;
-    /* Seconds of weights, and of the first forward pass of the next step, which needs them. */
+    /* Seconds of weights, in the same way, and of the first forward pass of the next step, which
+     * needs them. */
     double weight_s, weight_under_s;
+    /* By how much sums and copies, and weights, make a step longer, and the step. The first chunk
+     * has to be computed before it can be sent, and the last one is used after it has come. A node
+     * updates a part of the chunks: the exposed time of updates is shorter than on one node. */
+    double sum_exposed_s, weight_exposed_s, step_s;
     /* Tokens of all ranks of a machine, in a micro-batch, from which on both hide; 0: not known. */
     double hidden_tokens;
     uint64_t row_bytes; /* Weights, gradients and states of a machine. */

@@ -30,6 +30,25 @@ holds ".nodes | .sum_bytes == 4 * $n * 3 / 4 and .weight_bytes == 2 * $n * 3 / 4
 expect 0 "${box[@]}" --json
 holds '.nodes == null'
 
+# The step. A fast link adds one chunk of sums and of weights; a slow one adds all of its time but what hides under the other chunks.
+# Each of two nodes updates half of the chunks.
+for link in 1000000 1; do
+    expect 0 "${box[@]}" --nodes 2 --link $link --json
+    holds 'def near(x; y): x > y * (1 - 1e-9) and x < y * (1 + 1e-9);
+        def exposed(link; under): [link / 12, link - under * 11 / 12] | max;
+        near(.nodes.sum_exposed_s; .nodes | exposed(.sum_s; .sum_under_s)) and
+        near(.nodes.weight_exposed_s; .nodes | exposed(.weight_s; .weight_under_s)) and
+        near(.nodes.step_s; (.plan.predicted | .step_s - .update_exposed_s / 2) + (.nodes | .sum_exposed_s + .weight_exposed_s))'
+done
+holds '.nodes | .sum_exposed_s > .sum_s / 2 and .weight_exposed_s > .weight_s / 2'
+
+# Chunks of two sizes in turns: one of two nodes receives the sums of the large ones, and the other one their weights, so that either
+# takes the time of the large ones, and both nodes receive as much in a step.
+jq '.tensors |= [to_entries[] | .value.shape[1] = 512 - 256 * (.key % 2) | .value]' "$tmp/model.json" >"$tmp/uneven.json"
+expect 0 "$tmp/uneven.json" "${box[@]:1}" --nodes 2 --link 100 --json
+holds '.plan.n_chunks == 12'
+holds "(.nodes | .sum_bytes + .weight_bytes == 2 * $n * 3 / 4) and (.nodes | (.sum_s * 12.5e9 - $n | fabs) < 1 and (.weight_s * 12.5e9 - $n | fabs) < 1)"
+
 # What is frozen does not move, and every node has it.
 jq '.tensors[3].pattern = "frozen"' "$tmp/model.json" >"$tmp/frozen.json"
 expect 0 "$tmp/frozen.json" "${box[@]:1}" --nodes 2 --link 100 --json
@@ -49,6 +68,7 @@ expect 0 preset:gpt2-124m --rates a100 --device 2G --host 64G --nodes 4 --link 1
 says '^nodes +4, each with 2 ranks, and 2 copies of the states; links of 100 Gbit/s$'
 says '^link +a node receives [0-9.]+ MiB in a step: [0-9.]+ MiB of sums, [0-9.]+ MiB of copies, [0-9.]+ MiB of weights$'
 says '^hidden +sums and copies .* of the last backward pass, .* too long; weights .* of the next forward pass'
+says '^step +.* on each node: links add .* of sums and copies, and .* of weights$'
 says '^tokens +all is hidden if a node has [0-9.]+ k in a micro-batch; it has 2\.05 k$'
 says '^rows +[0-9.]+ GiB on each node: all weights and gradients, and states of 2 of 4 parts$'
 
