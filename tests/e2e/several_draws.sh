@@ -122,7 +122,13 @@ draw_gpt() {
     choose '' 3072 6144 12288
     options+=(${chosen:+--chunk "$chosen"})
     [ "$chosen" != 12288 ] || small=50%
+    choose '' 1 4
+    options+=(${chosen:+--prefetch-depth "$chosen"})
     case $kind in
+    gpt)
+        choose '' '' 400K
+        options+=(${chosen:+--activation-memory "$chosen"})
+        ;;
     lora) options+=(--lora $((2 + RANDOM % 3))) ;;
     experts)
         choose zero skip
