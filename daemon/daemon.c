@@ -225,6 +225,9 @@ static void on_removed_there(struct cstd_job *job, const struct cst_err *why)
 static const struct cstd_span_ops span_ops = {.met = cstd_commit_met,
                                               .feed = cstd_job_feed,
                                               .reply = cstd_core_driver_reply,
+                                              .copied = cstd_state_copy_reply,
+                                              .told = cstd_state_copy_look,
+                                              .progress = cstd_commit_progress,
                                               .removed = on_removed_there};
 
 struct cstd_modules {

@@ -11,7 +11,6 @@
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/span_parts.h"
-#include "daemon/job/state_copy.h"
 #include "daemon/memory/job_options.h"
 #include "daemon/revive/revive.h"
 #include "offload/layout/digest.h"
@@ -28,40 +27,6 @@ bool cstd_span_is_wanted(const struct cstd_job *job)
 }
 
 /* -- who has which ranks ---------------------------------------------------------------------- */
-
-void cstd_span_tell_here(struct cstd_job *job, struct cstd_machine *peer, uint64_t heard)
-{
-    uint8_t options[CST_FRAME_MAX_BODY / 2];
-    Cistern__JobOpen open = CISTERN__JOB_OPEN__INIT;
-    Span__Here here = SPAN__HERE__INIT;
-    Span__Key key = cstd_span_key(job);
-    struct cst_job_texts texts;
-    struct cst_err unused;
-
-    cst_job_texts_make(&texts, &job->spec);
-    cst_job_options_fill(&open.base, &job->spec, &texts, CST_JOB_SAME);
-    open.name = (char *)(uintptr_t)job->name;
-    open.world = job->world;
-    here.from = &key;
-    here.first_rank = job->spec.nodes.first_rank;
-    here.world = job->world;
-    here.all_ranks = cst_job_all_ranks(&job->spec);
-    here.digest = cst_model_digest(&job->model, 1);
-    here.options.data = options;
-    here.options.len = cistern__job_open__get_packed_size(&open);
-    here.has_heard = heard != 0;
-    here.heard = heard;
-    here.has_goes_on = here.goes_on = job->span->is_complete;
-    here.has_keeps_lost = here.keeps_lost = job->daemon->revival->keeps_lost;
-    if (here.options.len > sizeof options) {
-        cstd_log_about(CSTD_LOG_ERROR, CSTD_JOB_ABOUT(job),
-                       "its options do not fit into a message");
-        return;
-    }
-    (void)cistern__job_open__pack(&open, options);
-    /* If the link goes down now, the part is told when it is up again. */
-    (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_HERE, &here.base, &unused);
-}
 
 static void on_up(struct cstd_links_watch *watch, struct cstd_machine *peer)
 {
@@ -93,7 +58,7 @@ static void on_down(struct cstd_links_watch *watch, struct cstd_machine *peer,
                       span->job->name, peer->entry.name, why->text);
     span->gone = err; /* For the next phase that waits for other nodes. */
     if (span->state == CSTD_SPAN_JOINED) {
-        cstd_state_copy_look(span->job);
+        span->job->daemon->span_ops->told(span->job);
     } else {
         span->job->daemon->span_ops->met(span->job, &err);
     }
@@ -127,23 +92,6 @@ static int check_options(const struct cstd_job *job, struct cst_err *err)
                                job->name, rows[i].what, rows[i].remedy);
         }
     }
-    return CST_OK;
-}
-
-int cstd_span_make(struct cstd_job *job, uint64_t life, struct cst_err *err)
-{
-    struct cstd_span *span = calloc(1, sizeof *span);
-
-    if (span == NULL || (life == 0 && getrandom(&life, sizeof life, 0) != (ssize_t)sizeof life) ||
-        getrandom(span->token, sizeof span->token, 0) != (ssize_t)sizeof span->token) {
-        free(span);
-        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for its nodes", job->name);
-    }
-    span->job = job;
-    span->life = life + (life == 0);
-    TAILQ_INIT(&span->early);
-    cstd_span_read_open(span);
-    job->span = span;
     return CST_OK;
 }
 
@@ -462,7 +410,7 @@ static bool may_take_gone(struct cstd_daemon *daemon, const Span__Key *key)
     const struct cstd_job *job = cstd_job_find(daemon, key->uid, key->name);
 
     return job != NULL ? job->state != CSTD_JOB_REVIVING
-                       : !cstd_revive_is_under_way(daemon) && !daemon->revival->keeps_lost;
+                       : daemon->revival->n == 0 && !daemon->revival->keeps_lost;
 }
 
 static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
@@ -522,23 +470,6 @@ static int on_none(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     }
     span__none__free_unpacked(none, NULL);
     return CST_OK;
-}
-
-void cstd_span_tell_none(struct cstd_daemon *daemon, const struct cstd_job *job,
-                         struct cstd_machine *peer, const Span__Key *key)
-{
-    Span__None none = SPAN__NONE__INIT;
-    struct cst_err unused;
-
-    if (job == NULL && cstd_ended_parts_again(daemon, peer, key->uid, key->name)) {
-        return; /* It was removed here. */
-    }
-    none.from = (Span__Key *)(uintptr_t)key;
-    none.has_replaced = none.replaced = job != NULL && job->span->is_complete;
-    /* A job of an earlier daemon that does not go on here may go on in a later one. */
-    if (none.replaced || (!cstd_revive_is_under_way(daemon) && !daemon->revival->keeps_lost)) {
-        (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_NONE, &none.base, &unused);
-    }
 }
 
 void cstd_span_end_all(struct cstd_job *job)

@@ -146,6 +146,12 @@ struct cstd_span_ops {
     void (*feed)(struct cstd_job *job, struct cst_event *event);
     /* Answer the request that @reply is for (core_driver.h). */
     void (*reply)(struct cstd_daemon *daemon, const struct cst_reply *reply);
+    /* What a part that takes the place of a lost one has asked for has come, or will not: the
+     * answer to a READ of its copying (state_copy.h), or how far the job is. */
+    void (*copied)(struct cstd_job *job, const struct cst_reply *reply);
+    void (*told)(struct cstd_job *job);
+    /* States have come from other nodes (commit.h). */
+    void (*progress)(struct cstd_job *job);
     /* Somebody wants the job to end on all nodes, because of @why. */
     void (*removed)(struct cstd_job *job, const struct cst_err *why);
 };
@@ -207,21 +213,6 @@ void cstd_span_end_all(struct cstd_job *job);
 /* Leave the span, because of @why, which the other parts are told. */
 void cstd_span_close(struct cstd_job *job, const struct cst_err *why);
 
-/* What the ledger has of a span; refers to itself and to the job. */
-struct cstd_span_ledger {
-    Ledger__Span span;
-    Ledger__Node nodes[CST_MACHINES_MAX], *list[CST_MACHINES_MAX];
-};
-
-/* Fill *out. False: the job has no span. */
-bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out);
-
-/* True if @job has no span, or its members are open. */
-bool cstd_span_is_open(const struct cstd_job *job);
-
-/* Write what the ledger has to remember of the parts, whose members are open. */
-void cstd_span_record(const struct cstd_job *job, struct cstd_ledger_members *out);
-
 /* Make the span of @draft, from which a job of an earlier daemon is made, by its ledger: the layout
  * can be built. CST_ELOST: the ledger is damaged. CST_ENOMEM. Any thread. */
 int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger,
@@ -249,7 +240,7 @@ int cstd_span_read(struct cstd_job *job, const struct cst_event *event, uint64_t
  * that was lost. */
 bool cstd_span_replaces(const struct cstd_job *job);
 
-/* Ask how far the job is. cstd_state_copy_look follows when cstd_span_progress returns it, or when
+/* Ask how far the job is. ops->told follows when cstd_span_progress returns it, or when
  * span->gone says why it will not. CST_ECONN: there is no link to a part that goes on. */
 int cstd_span_ask_progress(struct cstd_job *job, struct cst_err *err);
 

@@ -47,26 +47,6 @@ int cstd_span_prepare(struct cstd_job *job, struct cst_err *err)
     return (span->self == 0 && !span->replaces) || span->class_elems[0] != 0 ? CST_OK : CST_EAGAIN;
 }
 
-void cstd_span_send_chunks(struct cstd_job *job, const struct cstd_span_machine *to)
-{
-    struct cstd_span *span = job->span;
-    Span__Chunks chunks = SPAN__CHUNKS__INIT;
-    uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
-    Span__Key key = cstd_span_key(job);
-    struct cst_err unused;
-
-    for (uint32_t i = 0; i < job->layout.n_classes; i++) {
-        class_elems[i] = job->layout.classes[i].capacity;
-    }
-    chunks.from = &key;
-    chunks.class_elems = class_elems;
-    chunks.n_class_elems = job->layout.n_classes;
-    chunks.token.data = span->token;
-    chunks.token.len = sizeof span->token;
-    /* If it is not sent the link is down. */
-    (void)cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base, &unused);
-}
-
 void cstd_span_tell_chunks(struct cstd_job *job)
 {
     const struct cstd_span *span = job->span;

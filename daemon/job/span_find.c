@@ -1,7 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* What is known of a span, for its other files: they call each other, and this one calls none. */
+#include "daemon/base/daemon_state.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/span_parts.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 
 Span__Key cstd_span_key(const struct cstd_job *job)
 {
@@ -28,4 +35,55 @@ struct cstd_job *cstd_span_job(struct cstd_daemon *daemon, const Span__Key *key)
     struct cstd_job *job = cstd_job_find(daemon, key->uid, key->name);
 
     return job != NULL && job->span != NULL ? job : NULL;
+}
+
+bool cstd_span_is_member(const struct cstd_span *span, uint32_t m)
+{
+    return span->members != NULL &&
+           cst_epoch_has(&cst_members_record(span->members)->epoch, m, span->machines[m].life);
+}
+
+void cstd_span_forget_progress(struct cstd_span *span)
+{
+    if (span->progress != NULL) {
+        free(span->progress->missed);
+        free(span->progress);
+        span->progress = NULL;
+    }
+}
+
+const char *cstd_span_listen(const struct cstd_daemon *daemon)
+{
+    static char host[CSTD_MACHINE_ADDRESS_BYTES];
+    char *port;
+
+    (void)snprintf(host, sizeof host, "%s", cstd_links_address(daemon->links));
+    port = strrchr(host, ':');
+    if (port != NULL) {
+        *port = '\0';
+    }
+    return host;
+}
+
+int cstd_span_make(struct cstd_job *job, uint64_t life, struct cst_err *err)
+{
+    struct cstd_span *span = calloc(1, sizeof *span);
+
+    if (span == NULL || (life == 0 && getrandom(&life, sizeof life, 0) != (ssize_t)sizeof life) ||
+        getrandom(span->token, sizeof span->token, 0) != (ssize_t)sizeof span->token) {
+        free(span);
+        return cst_err_set(err, CST_ENOMEM, "job '%s': no memory for its nodes", job->name);
+    }
+    span->job = job;
+    span->life = life + (life == 0);
+    TAILQ_INIT(&span->early);
+    cstd_span_read_open(span);
+    job->span = span;
+    return CST_OK;
+}
+
+void cstd_span_drop(struct cstd_job *draft)
+{
+    free(draft->span);
+    draft->span = NULL;
 }

@@ -17,19 +17,6 @@ enum {
     MAX_SEGMENTS = 1 << 20 /* Of one machine. */
 };
 
-const char *cstd_span_listen(const struct cstd_daemon *daemon)
-{
-    static char host[CSTD_MACHINE_ADDRESS_BYTES];
-    char *port;
-
-    (void)snprintf(host, sizeof host, "%s", cstd_links_address(daemon->links));
-    port = strrchr(host, ':');
-    if (port != NULL) {
-        *port = '\0';
-    }
-    return host;
-}
-
 /* Tell @to of the engine here and of the arenas, which it serves. @wants: it has to answer. */
 static int tell_net(struct cstd_job *job, struct cstd_span_machine *to, bool wants,
                     struct cst_err *err)

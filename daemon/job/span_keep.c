@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the ledger has of a span, and how a later daemon makes it again. */
+/* How a later daemon makes a span again from what the ledger has of it. */
 #include "daemon/base/daemon_state.h"
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
@@ -8,48 +8,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-
-bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out)
-{
-    const struct cstd_span *span = job->span;
-
-    if (span == NULL) {
-        return false;
-    }
-    ledger__span__init(&out->span);
-    for (uint32_t m = 0; m < span->n; m++) {
-        const struct cstd_span_machine *machine = &span->machines[m];
-
-        ledger__node__init(&out->nodes[m]);
-        out->nodes[m].first_rank = machine->first_rank;
-        out->nodes[m].world = machine->world;
-        out->list[m] = &out->nodes[m];
-    }
-    out->span.self = span->self;
-    out->span.n_nodes = span->n;
-    out->span.nodes = out->list;
-    out->span.token.data = (uint8_t *)(uintptr_t)span->token;
-    out->span.token.len = sizeof span->token;
-    out->span.window = span->window->id;
-    return true;
-}
-
-bool cstd_span_is_open(const struct cstd_job *job)
-{
-    return job->span == NULL || job->span->members != NULL;
-}
-
-void cstd_span_record(const struct cstd_job *job, struct cstd_ledger_members *out)
-{
-    const struct cstd_span *span = job->span;
-
-    memset(out, 0, sizeof *out);
-    out->members = *cst_members_record(span->members);
-    for (uint32_t m = 0; m < span->n; m++) {
-        out->lives[m] = span->machines[m].life;
-        memccpy(out->names[m], cstd_span_name(span, m), '\0', sizeof out->names[m] - 1);
-    }
-}
 
 /* Check that *ledger and *record say what a span of @job can be. */
 static int check(const struct cstd_job *job, const Ledger__Span *ledger,
@@ -109,12 +67,6 @@ void cstd_span_move(struct cstd_job *draft, struct cstd_job *job)
     if (job->span != NULL) {
         job->span->job = job;
     }
-}
-
-void cstd_span_drop(struct cstd_job *draft)
-{
-    free(draft->span);
-    draft->span = NULL;
 }
 
 static int find_nodes(struct cstd_job *job, const struct cstd_ledger_members *record,

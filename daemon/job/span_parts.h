@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the files of a span share: span_find.c (which part is meant), span.c (meeting, the end),
- * span_chunks.c (chunks and rank blocks), span_join.c (engines), span_core.c (members and cores),
- * span_read.c (states on other nodes), span_keep.c (the ledger). Loop thread only. */
+/* What the files of a span share: span_find.c (which part is meant), span_tell.c (what is told),
+ * span.c (meeting, the end), span_chunks.c (chunks and rank blocks), span_join.c (engines),
+ * span_core.c (members and cores), span_read.c (states on other nodes), span_keep.c (the ledger).
+ * Loop thread only. */
 #ifndef CSTD_SPAN_PARTS_H
 #define CSTD_SPAN_PARTS_H
 

@@ -14,7 +14,6 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
 #include "daemon/job/span_parts.h"
-#include "daemon/job/state_copy.h"
 #include "daemon/memory/staging.h"
 #include "daemon/session/pending.h"
 
@@ -64,7 +63,7 @@ static void answer(struct cstd_job *job, struct cstd_span_read *read, const stru
     if (cstd_pending_is_tag(reply.tag)) {
         job->daemon->span_ops->reply(job->daemon, &reply);
     } else {
-        cstd_state_copy_reply(job, &reply);
+        job->daemon->span_ops->copied(job, &reply);
     }
 }
 

@@ -17,7 +17,6 @@
 #include "daemon/job/job.h"
 #include "daemon/job/span_message.h"
 #include "daemon/job/span_parts.h"
-#include "daemon/job/state_copy.h"
 #include "daemon/ledger/ledger.h"
 #include "offload/core/revival.h"
 
@@ -28,12 +27,6 @@
 enum { FRAME_MISSED = 4000 }; /* Numbers of missed steps in one message. */
 
 /* -- there ------------------------------------------------------------------------------------ */
-
-bool cstd_span_is_member(const struct cstd_span *span, uint32_t m)
-{
-    return span->members != NULL &&
-           cst_epoch_has(&cst_members_record(span->members)->epoch, m, span->machines[m].life);
-}
 
 /* The machine whose ranks @here has; NULL: none has just these. */
 static struct cstd_span_machine *with_ranks(struct cstd_span *span, const Span__Here *here)
@@ -253,15 +246,6 @@ const struct cstd_span_progress *cstd_span_progress(const struct cstd_job *job)
     return progress != NULL && progress->n_told == progress->n_missed ? progress : NULL;
 }
 
-void cstd_span_forget_progress(struct cstd_span *span)
-{
-    if (span->progress != NULL) {
-        free(span->progress->missed);
-        free(span->progress);
-        span->progress = NULL;
-    }
-}
-
 /* Take the first message of a State. */
 static int begin_state(struct cstd_job *job, const Span__State *in, struct cst_err *err)
 {
@@ -314,7 +298,7 @@ static int take_state(struct cstd_job *job, const Span__State *in, struct cst_er
         memcpy(progress->missed + in->first, in->missed, in->n_missed * sizeof *in->missed);
     }
     progress->n_told += (uint32_t)in->n_missed;
-    cstd_state_copy_look(job);
+    job->daemon->span_ops->told(job);
     return CST_OK;
 }
 

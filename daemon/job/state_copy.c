@@ -2,7 +2,6 @@
 #include "daemon/job/state_copy.h"
 
 #include "daemon/base/daemon_state.h"
-#include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
 #include "offload/core/revival.h"
@@ -123,7 +122,7 @@ void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
         slot->state = SLOT_FREE;
         copy->n_done++;
         if (copy->from == NULL) {
-            cstd_commit_progress(copy->to);
+            copy->to->daemon->span_ops->progress(copy->to);
         }
     } else {
         copy->answered = true;

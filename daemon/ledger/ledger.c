@@ -11,7 +11,7 @@
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
-#include "daemon/job/span.h"
+#include "daemon/ledger/kept_span.h"
 #include "daemon/revive/revive.h"
 #include "daemon/memory/tiers/tier.h"
 

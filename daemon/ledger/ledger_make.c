@@ -13,7 +13,7 @@
 #include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/job/job.h"
-#include "daemon/job/span.h"
+#include "daemon/ledger/kept_span.h"
 #include "daemon/budget/quota.h"
 #include "daemon/memory/tiers/tier.h"
 
