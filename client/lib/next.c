@@ -84,7 +84,9 @@ static int next(struct cst_job *job, bool block, double loss, struct cst_unit *u
                 struct cst_err *err)
 {
     struct cstc_pending want = {.kind = CSTC_PENDING_NEXT, .loss = loss};
-    int rc = cstc_job_check_step(job, err);
+    /* The step can become void while the answer is on its way, which ends the call nevertheless. */
+    int rc = job->pending.kind == CSTC_PENDING_NEXT ? cstc_job_check_committed(job, err)
+                                                    : cstc_job_check_step(job, err);
 
     if (rc == CST_OK && job->model.n_stages == 0) {
         rc = cst_err_set(err, CST_EINVAL, "job '%s': the model is not cut into stages", job->name);

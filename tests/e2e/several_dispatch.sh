@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Tests cistern-gpt --parallel dispatch in jobs with ranks on several nodes, each of which dispatches the units of its own rank blocks.
-# Losses and states have the bits of a job with these rank blocks on one node. Workers, an engine of the network and a daemon are killed
-# at random moments, and losses and states are those of a job that nothing befell. CST_TEST_SEED: seed of the moments.
+# Losses and states have the bits of a job with these rank blocks on one node, and of a pipeline on each node. Workers, an engine of the
+# network and a daemon are killed at random moments, and losses and states are those of a job that nothing befell. CST_TEST_SEED: seed of
+# the moments.
 # shellcheck source=tests/e2e/lib.sh
 . "${srcdir:-.}/tests/e2e/lib.sh" || exit 1
 # shellcheck source=tests/e2e/several.sh
@@ -121,6 +122,10 @@ train blocks --parallel dispatch --steps 5 --block-ranks 2
 nodes=(a b) worlds=(2 2)
 train nodes --parallel dispatch --steps 5
 same blocks nodes
+# A pipeline on each node does the same work.
+options="a pipeline on each node"
+train pipelines --parallel pipeline --steps 5
+same nodes pipelines
 nodes=(a b) worlds=(1 2)
 begin_all refused --parallel dispatch --steps 5
 for pid in "${pids[@]}"; do

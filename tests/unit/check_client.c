@@ -374,57 +374,6 @@ START_TEST(test_bad_layout)
 }
 END_TEST
 
-/* Answers Next with units of the given numbers, one after the other. */
-static bool hook_units(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
-{
-    uint64_t **number = arg;
-    Cistern__Unit msg = CISTERN__UNIT__INIT;
-    Cistern__Next *asked;
-
-    if (request->type != CISTERN__MSG_TYPE__MSG_NEXT) {
-        return false;
-    }
-    asked = cistern__next__unpack(NULL, request->body_bytes, request->body);
-    ck_assert_ptr_nonnull(asked);
-    ck_assert(asked->has_unit);
-    ck_assert_uint_eq(asked->unit, (*number)[0]);
-    cistern__next__free_unpacked(asked, NULL);
-    msg.kind = CISTERN__UNIT__KIND__BACKWARD;
-    msg.has_stage = msg.has_micro_batch = msg.has_number = true;
-    msg.number = *++*number;
-    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_UNIT, &msg.base, NULL, 0);
-    return true;
-}
-
-/* A worker names the unit that it has done. A unit that it has done already is refused. */
-START_TEST(test_repeated_unit)
-{
-    static const uint64_t units[2][5] = {{0, 2, 9, 9}, {0, 2, 9, 5}};
-    static const char *const words[2] = {"unit 9 after unit 9", "unit 5 after unit 9"};
-    const uint64_t *number = units[_i];
-    struct cst_job_spec spec = {.name = "run7", .world = 1, .updates.micro_batches = 2};
-    struct cst_unit unit;
-    struct cst_err err = {0};
-
-    f.fake.hook = hook_units;
-    f.fake.hook_arg = &number;
-    fake_daemon_start(&f.fake);
-    CK_OK(cst_connect(&f.client, f.fake.path, &err));
-    CK_OK(cst_job_open(&f.job, f.client, &spec, &err));
-    ck_assert_int_eq(cst_stage(f.job), 0);
-    fake_job_declare(&f, 1);
-    CK_OK(cst_commit(f.job, NULL, &err));
-    CK_OK(cst_sync(f.job, NULL, &err));
-    for (int i = 0; i < 2; i++) {
-        CK_OK(cst_next(f.job, 0, &unit, &err));
-        ck_assert_int_eq(unit.kind, CST_UNIT_BACKWARD);
-    }
-    ck_assert_int_eq(cst_next(f.job, 0, &unit, &err), CST_EPROTO);
-    ck_assert_ptr_nonnull(strstr(err.text, words[_i]));
-    fake_job_stop(&f);
-}
-END_TEST
-
 /* A worker's run ends with a status, and without leaks, whatever a corrupted daemon replies. The
  * simulated daemon would abort the test if it were confused by the following requests, so it closes
  * the connection instead. */
@@ -522,7 +471,6 @@ int main(void)
     tcase_add_loop_test(tcase, test_bad_slab, 0, FD_COUNT);
     tcase_add_loop_test(tcase, test_bad_staging, 0, FD_COUNT);
     tcase_add_loop_test(tcase, test_bad_layout, 0, 7);
-    tcase_add_loop_test(tcase, test_repeated_unit, 0, 2);
     tcase_add_test(tcase, test_corrupt);
     tcase_add_test(tcase, test_fork);
     return suite_run(suite);
