@@ -95,7 +95,8 @@ static void put_net(const struct cstd_job *job, Span__Key *key)
     net.end.data = packed;
     net.end.len = engine__net_end__pack(&end, packed);
     net.n_chunks = job->layout.n_chunks;
-    net.n_segments = net.n_served = 2;
+    net.n_served = 2;
+    net.n_segments = 2;
     net.served = served;
     for (uint32_t i = 0; i < 2; i++) {
         segments[i].id = i + 1;
