@@ -52,15 +52,51 @@ strangers() {
 
 # A part of job $1 on node $2 that must be refused: options $4..., and $3 is in what its worker is told.
 must_refuse() {
-    ! ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$2/run/cistern.sock" --job "$1" "${@:4}" >"$tmp/refused.log" 2>&1 ||
+    ! timeout "$wait_s" ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$2/run/cistern.sock" --job "$1" "${@:4}" >"$tmp/refused.log" 2>&1 ||
         fail "a part with ${*:4} was accepted"
     grep -Eq "$3" "$tmp/refused.log" || fail "a part with ${*:4} is told: $(cat "$tmp/refused.log")"
+}
+
+# True when node $1 has a job of user $2.
+has_job_of() {
+    [ "$(on "$1" jobs --json | jq --argjson uid "$2" 'any(.uid == $uid)')" = true ]
 }
 
 as_before() {
     [ "$(find "/proc/${daemon[$1]}/fd" -mindepth 1 | wc -l)" -le "$2" ]
 }
 need ss
+# Runs a command as another user, of the group that may connect to the daemons here; empty: that cannot be done.
+stranger=()
+if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
+    stranger=(setpriv --reuid 65534 --regid 0 --clear-groups)
+    "${stranger[@]}" ./cistern --version >"$tmp/version" 2>&1 || stranger=()
+fi
+
+# Options that cannot be: each is refused at once, with words about it.
+start_node edge
+daemon[edge]=$node_pid
+while read -r words options; do
+    read -r -a given <<<"$options"
+    must_refuse edges edge "$words" "${given[@]}"
+done <<'END'
+first --world 1 --all-ranks 2 --first-rank -1
+first --world 1 --all-ranks 2 --first-rank 2
+first --world 1 --all-ranks 2 --first-rank 4294967295
+first --world 1 --all-ranks 2 --first-rank 4294967296
+first --world 2 --rank 0 --all-ranks 3 --first-rank 2
+all.ranks --world 1 --all-ranks -1
+all.ranks --world 1 --all-ranks 4294967295
+all.ranks --world 1 --all-ranks 4294967297
+all.ranks --world 4 --rank 0 --all-ranks 3
+copies --world 1 --all-ranks 2 --copies 65
+copies --world 1 --all-ranks 2 --copies -1
+copies --world 1 --all-ranks 2 --copies 4294967297
+block.ranks --world 1 --all-ranks 2 --block-ranks 513
+block.ranks --world 1 --all-ranks 2 --block-ranks 4294967295
+block.ranks --world 1 --all-ranks 2 --block-ranks -1
+END
+poll has_no_job edge
 
 for network in trusted encrypted; do
     nodes=("a_$network" "b_$network" "c_$network")
@@ -91,6 +127,20 @@ for network in trusted encrypted; do
             must_refuse stormy "$c" 'copies' --world 1 --all-ranks 2 --first-rank 1 --copies 2
             must_refuse stormy "$c" 'block_ranks' --world 1 --all-ranks 2 --first-rank 1 --block-ranks 1
             must_refuse stormy "$c" 'another model' --world 1 --all-ranks 2 --first-rank 1 --layers 4
+            # Another user's job of this name is another job, and has no part here.
+            if [ ${#stranger[@]} -gt 0 ]; then
+                chmod go+rx "$tmp" "$tmp/$c" "$tmp/$c/run"
+                chmod go+r "$tmp/text"
+                "${stranger[@]}" ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$c/run/cistern.sock" --job stormy --world 1 \
+                    --all-ranks 2 --first-rank 1 >"$tmp/other.log" 2>&1 &
+                other=$!
+                poll has_job_of "$c" 65534
+                ! "${stranger[@]}" ./cistern --socket "$tmp/$c/run/cistern.sock" rm stormy --uid 0 >"$tmp/err" 2>&1 || fail "another user's job was removed"
+                [ "$(on "$a" jobs --json | jq 'map(.uid) | unique | length')" = 1 ] || fail "a part of another user is on $a"
+                kill $other
+                wait $other || true
+                poll has_no_job "$c"
+            fi
             [ "$(on "$c" jobs --json | jq length)" = 0 ] || fail "a part of $c is left"
         fi
         for pid in "${pids[@]}"; do
