@@ -32,7 +32,8 @@ struct cstd_net_traffic {
 
 /* What an engine of a network is told, and what it has moved. */
 struct cstd_net_engine {
-    char transport[8];                   /* "tcp", "tls" or "ucx". */
+    char label[16];    /* "net:3", for all users: the engine's device has the name of a job. */
+    char transport[8]; /* "tcp", "tls" or "ucx". */
     char listen[CSTD_NET_ADDRESS_BYTES]; /* Where the others reach it. */
     uint32_t machine;                    /* Number of this machine in the job. */
     struct cstd_net_bytes end;           /* NetEnd, as the process says; none: it is not up. */

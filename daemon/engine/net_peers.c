@@ -54,6 +54,7 @@ int cstd_net_engine_take(struct cstd_engines *engines, const char *name, const c
     }
     cstd_net_engine_free(engine->net);
     engine->net = net;
+    (void)snprintf(net->label, sizeof net->label, CSTD_NET "%u", engine->index);
     (void)snprintf(engine->device, sizeof engine->device, "%s", device);
     *index = engine->index;
     cstd_engine_use(engine);

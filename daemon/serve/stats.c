@@ -14,6 +14,7 @@
 #include "daemon/engine/drives.h"
 #include "daemon/engine/engines.h"
 #include "daemon/engine/gpus.h"
+#include "daemon/engine/net_engine.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
@@ -67,7 +68,7 @@ static void fill_gpu_engine(const struct cstd_engine *engine, Cistern__EngineInf
 {
     const struct cstd_engine_counters *now = &engine->counters, *base = &engine->base;
 
-    out->device = (char *)(uintptr_t)engine->device;
+    out->device = (char *)(uintptr_t)(engine->net != NULL ? engine->net->label : engine->device);
     out->has_up_bytes = out->has_up_seconds = out->has_down_bytes = out->has_down_seconds = 1;
     out->up_bytes = base->up_bytes + now->up_bytes;
     out->up_seconds = (double)(base->up_ns + now->up_ns) * 1e-9;
