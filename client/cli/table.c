@@ -77,14 +77,13 @@ static unsigned room_of(FILE *out)
                                                                               : UINT_MAX;
 }
 
-/* Find the columns that fit beside the first column, from column @from on. Returns the index after
- * the last of these columns. There is at least one, even if it is too wide. */
-static unsigned fitting(const struct cli_table *table, const unsigned *widths, unsigned from,
-                        unsigned room)
+/* Find the columns that fit beside the first column, from column @from on, of @n. Returns the index
+ * after the last of these columns. There is at least one, even if it is too wide. */
+static unsigned fitting(const unsigned *widths, unsigned from, unsigned n, unsigned room)
 {
     unsigned used = widths[0], end = from;
 
-    while (end < table->n_columns) {
+    while (end < n) {
         used += 2 + widths[end];
         if (used > room && end > from) {
             break;
@@ -127,14 +126,17 @@ static bool print_block(const struct cli_table *table, FILE *out, unsigned from,
 
 static bool print_blocks(const struct cli_table *table, FILE *out)
 {
-    unsigned widths[CLI_TABLE_MAX_COLUMNS], room = room_of(out), end;
+    unsigned widths[CLI_TABLE_MAX_COLUMNS], room = room_of(out), n = table->n_columns, end;
     bool good = true;
 
     measure(table, widths);
-    for (unsigned from = 1; good && from < table->n_columns; from = end) {
-        end = fitting(table, widths, from, room);
+    while (n > 1 && widths[n - 1] == 0) {
+        n--; /* A column without a title, in which there is nothing. */
+    }
+    for (unsigned from = 1; good && from < n; from = end) {
+        end = fitting(widths, from, n, room);
         good = print_block(table, out, from, end);
-        if (end < table->n_columns) {
+        if (end < n) {
             (void)fprintf(out, "\n");
         }
     }
