@@ -222,9 +222,9 @@ int cstd_span_restore(struct cstd_job *draft, const Ledger__Span *ledger,
 void cstd_span_move(struct cstd_job *draft, struct cstd_job *job);
 void cstd_span_drop(struct cstd_job *draft);
 
-/* Find its nodes and take an engine, before the memory of @job is opened. CST_ENOTFOUND: a node is
- * not in the list of nodes; CST_EUNSUPPORTED: this daemon has no links. Others: as in
- * cstd_span_prepare. cstd_span_open follows. */
+/* Find its nodes and take an engine, before the memory of @job is opened. The job waits for a node
+ * that is not in the list of nodes any more until it is added again. CST_EUNSUPPORTED: this daemon
+ * has no links. Others: as in cstd_span_prepare. cstd_span_open follows. */
 int cstd_span_reopen(struct cstd_job *job, const struct cstd_ledger_members *record,
                      struct cst_err *err);
 

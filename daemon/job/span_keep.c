@@ -75,19 +75,9 @@ static int find_nodes(struct cstd_job *job, const struct cstd_ledger_members *re
     struct cstd_span *span = job->span;
 
     for (uint32_t m = 0; m < span->n; m++) {
-        const char *name = record->names[m];
-        struct cstd_machine *peer =
-            m != span->self ? cstd_links_find(job->daemon->links, name) : NULL;
-
-        if (m != span->self && peer == NULL) {
-            return cst_err_set(err, CST_ENOTFOUND,
-                               "it has ranks on node '%s', which this node does not know any more: "
-                               "see 'cistern node add'",
-                               name);
-        }
-        if (peer != NULL) {
-            cstd_machine_keep(peer);
-            span->machines[m].peer = peer;
+        if (m != span->self && cstd_links_keep(job->daemon->links, record->names[m],
+                                               &span->machines[m].peer, err) != CST_OK) {
+            return err->status;
         }
         span->machines[m].life = record->lives[m];
         span->names[m] = cstd_span_name(span, m);

@@ -2,8 +2,8 @@
 /* Reads of states that are on other nodes, as saves need them.
  *
  *   worker -> READ -> this daemon --ROW_ASK--> the daemon of the chunk's home: READ of its core
- * into its window <--ROW_HERE-- ; COPY by the net engine here -> answer; --ROW_TAKEN--> window is
- * free
+ * into its window <--ROW_HERE-- ; COPY by the net engine here; --ROW_TAKEN--> window is free
+ * <--ROW_DONE-- ; answer
  *
  * A daemon has one window for each job, of the size of the largest staging segment, and serves one
  * request after the other. While a save is under way here, no further step can be committed
@@ -28,7 +28,9 @@ struct cstd_span_read {
     uint32_t machine;
     struct cst_place place; /* Where the row is to be. */
     uint64_t bytes;
-    bool copies; /* Its COPY is under way. */
+    bool copies;  /* Its COPY is under way, or done. */
+    bool copied;  /* The COPY is done: the other node has to say whether it was of this row. */
+    bool is_void; /* The link was down meanwhile, and the window may have another row. */
 };
 
 /* A read that another node has asked for. */
@@ -215,6 +217,12 @@ static int copy(struct cstd_job *job, struct cstd_span_read *read, struct cst_er
     return CST_OK;
 }
 
+static void say_down(const struct cstd_job *job, uint32_t m, struct cst_err *err)
+{
+    (void)cst_err_set(err, CST_ECONN, "the link to node '%s', which has these states, is down",
+                      job->span->names[m]);
+}
+
 void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const char *text)
 {
     struct cstd_span_read *read =
@@ -226,9 +234,38 @@ void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const c
     }
     if (status != CST_OK) {
         (void)cst_err_set(&err, status, "%s", text != NULL ? text : cst_status_words(status));
+    } else if (read->is_void) {
+        say_down(job, read->machine, &err);
     }
     tell_taken(job, job->span->machines[read->machine].peer, read->number);
-    answer(job, read, &err);
+    if (err.status != CST_OK) {
+        answer(job, read, &err);
+    } else {
+        read->copied = true; /* on_row_done answers. */
+    }
+}
+
+static int on_row_done(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
+                       struct cst_err *err)
+{
+    Span__RowDone *done = span__row_done__unpack(NULL, n, body);
+    struct cstd_span_read *read;
+    struct cstd_job *job;
+    struct cst_err why = {0};
+
+    if (done == NULL) {
+        return cst_err_set(err, CST_EPROTO, "no end of a read");
+    }
+    job = cstd_span_job(arg, done->from);
+    read = job != NULL ? find(job->span, done->number) : NULL;
+    if (read != NULL && read->copied && job->span->machines[read->machine].peer == peer) {
+        if (!done->kept) {
+            say_down(job, read->machine, &why);
+        }
+        answer(job, read, &why);
+    }
+    span__row_done__free_unpacked(done, NULL);
+    return CST_OK;
 }
 
 static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
@@ -426,6 +463,20 @@ static int on_row_ask(void *arg, struct cstd_machine *peer, const uint8_t *body,
     return CST_OK;
 }
 
+/* Tell @peer whether read @number of it was in the window until now. */
+static void tell_done(struct cstd_job *job, struct cstd_machine *peer, uint64_t number, bool kept)
+{
+    Span__RowDone done = SPAN__ROW_DONE__INIT;
+    Span__Key key = cstd_span_key(job);
+    struct cst_err unused;
+
+    done.from = &key;
+    done.number = number;
+    done.kept = kept;
+    /* If the link is down, the other node ends the read by itself. */
+    (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_ROW_DONE, &done.base, &unused);
+}
+
 static int on_row_taken(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
                         struct cst_err *err)
 {
@@ -438,9 +489,15 @@ static int on_row_taken(void *arg, struct cstd_machine *peer, const uint8_t *bod
     }
     job = cstd_span_job(arg, taken->from);
     ask = job != NULL ? TAILQ_FIRST(&job->span->asks) : NULL;
-    if (ask != NULL && job->span->machines[ask->machine].peer == peer &&
-        ask->number == taken->number) {
-        end_first(job);
+    if (job != NULL) {
+        const bool kept = ask != NULL && job->span->is_asked &&
+                          job->span->machines[ask->machine].peer == peer &&
+                          ask->number == taken->number;
+
+        tell_done(job, peer, taken->number, kept);
+        if (kept) {
+            end_first(job);
+        }
     }
     span__row_taken__free_unpacked(taken, NULL);
     return CST_OK;
@@ -455,13 +512,13 @@ void cstd_span_read_down(struct cstd_job *job, uint32_t m)
     struct cstd_span_ask *ask, *after;
     struct cst_err err;
 
-    (void)cst_err_set(&err, CST_ECONN, "the link to node '%s', which has these states, is down",
-                      span->names[m]);
+    say_down(job, m, &err);
     for (read = TAILQ_FIRST(&span->reads); read != NULL; read = next) {
         next = TAILQ_NEXT(read, link);
-        /* An engine that copies to the place of a read ends by itself. */
-        if (read->machine == m && !read->copies) {
+        if (read->machine == m && (!read->copies || read->copied)) {
             answer(job, read, &err);
+        } else if (read->machine == m) {
+            read->is_void = true; /* An engine that copies to the place of a read ends by itself. */
         }
     }
     for (ask = TAILQ_FIRST(&span->asks); ask != NULL; ask = after) {
@@ -504,4 +561,5 @@ void cstd_span_handle_reads(struct cstd_daemon *daemon)
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_ASK, on_row_ask, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_HERE, on_row_here, daemon);
     cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_TAKEN, on_row_taken, daemon);
+    cstd_links_handle(daemon->links, SPAN__MSG_TYPE__SPAN_ROW_DONE, on_row_done, daemon);
 }

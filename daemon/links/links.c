@@ -77,6 +77,33 @@ static struct cstd_machine *find_dropped(struct cstd_links *links,
     return NULL;
 }
 
+int cstd_links_keep(struct cstd_links *links, const char *name, struct cstd_machine **out,
+                    struct cst_err *err)
+{
+    struct cstd_machine *machine = cstd_links_find(links, name), *dropped;
+    struct cstd_machine_entry entry = {.drained = false};
+
+    TAILQ_FOREACH(dropped, &links->dropped, link)
+    {
+        machine = machine == NULL && strcmp(dropped->entry.name, name) == 0 ? dropped : machine;
+    }
+    if (machine != NULL) {
+        cstd_machine_keep(machine);
+        *out = machine;
+        return CST_OK;
+    }
+    (void)snprintf(entry.name, sizeof entry.name, "%s", name);
+    if (cstd_machine_make(&machine, links, &entry, err) != CST_OK) {
+        return err->status;
+    }
+    TAILQ_INSERT_TAIL(&links->dropped, machine, link);
+    machine->is_dropped = true;
+    cstd_machine_keep(machine);
+    cstd_machine_unref(machine); /* It is not in the list. */
+    *out = machine;
+    return CST_OK;
+}
+
 static void tell_of_drain(struct cstd_machine *machine)
 {
     struct cstd_links_watch *watch, *next;

@@ -114,6 +114,11 @@ int cstd_links_add(struct cstd_links *links, const char *name, const char *addre
 int cstd_links_drop(struct cstd_links *links, const char *name, struct cst_err *err);
 int cstd_links_drain(struct cstd_links *links, const char *name, struct cst_err *err);
 
+/* Set *out to the machine @name, kept (cstd_machine_keep): that of the list, or one that is dropped
+ * and becomes the one of the list when a machine of this name is added. CST_ENOMEM. */
+int cstd_links_keep(struct cstd_links *links, const char *name, struct cstd_machine **out,
+                    struct cst_err *err);
+
 /* Return the machine @name of the list; NULL: there is none. */
 struct cstd_machine *cstd_links_find(struct cstd_links *links, const char *name);
 
