@@ -64,10 +64,11 @@ static size_t record_bytes(uint32_t n_words)
            sizeof(struct rest);
 }
 
-/* The records of the job's core, and those of its members. */
+/* The records of the job's core, and those of its members. While the file is not mapped, only their
+ * sizes are set. */
 static struct cstd_twin twin_of(const struct cstd_ledger_file *file)
 {
-    return (struct cstd_twin){.at = (uint64_t *)(file->head + 1),
+    return (struct cstd_twin){.at = file->head != NULL ? (uint64_t *)(file->head + 1) : NULL,
                               .bytes = record_bytes(file->n_words)};
 }
 
@@ -75,8 +76,9 @@ static struct cstd_twin members_of(const struct cstd_ledger_file *file)
 {
     const struct cstd_twin before = twin_of(file);
 
-    return (struct cstd_twin){.at = before.at + cstd_twin_bytes(&before) / sizeof *before.at,
-                              .bytes = sizeof(struct cstd_ledger_members)};
+    return (struct cstd_twin){
+        .at = before.at != NULL ? before.at + cstd_twin_bytes(&before) / sizeof *before.at : NULL,
+        .bytes = sizeof(struct cstd_ledger_members)};
 }
 
 /* What comes before the message. */
