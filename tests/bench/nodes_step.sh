@@ -46,7 +46,7 @@ done
 ip netns add "${spaces[0]}" 2>/dev/null || skip "no network namespaces: run as root"
 
 rounds=${NODES_STEP_ROUNDS:-$(sized 5 1)}
-read -r -a rates <<<"${NODES_STEP_RATES:-$(sized "1000 300" 300)}"
+read -r -a rates <<<"${NODES_STEP_RATES:-$(sized "1000 100" 1000)}"
 short=$(sized 3 2)
 steps=$(sized 13 3)
 model=(--layers "$(sized 8 2)" --heads 4 --width "$(sized 384 64)" --context "$(sized 128 32)" --batch "$(sized 4 2)" --threads 1 --quiet)
@@ -243,6 +243,6 @@ for rate in "" "${rates[@]}"; do
     printf 'median steps: %s s on one node, %s s on two\n' "$(times "alone$name" | median)" "$(times "long$name" | median)" >&2
     if [ -n "$python" ]; then
         CISTERN_LIBRARY=$PWD/.libs/libcistern.so.0 PYTHONPATH=$PWD/client/python/package OMP_NUM_THREADS=1 "$python" "$here/peers/nodes.py" \
-            --node "$(of_node 0)" --node "$(of_node 1)" --link "$rate" --seed $number --json "$out"
+            --node "$(of_node 0)" --node "$(of_node 1)" --link "$rate" --seed $number --rounds "$rounds" --json "$out"
     fi
 done
