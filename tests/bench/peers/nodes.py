@@ -33,6 +33,7 @@ from torch import nn
 from train import CLIP_NORM, HYPER, SMALLEST, VOCABULARY, Gpt, Step
 
 PORT = 29533  # Of the first rank's store; each kind has one of its own from there on.
+HEARTBEATS = 5000  # Bytes that daemons exchange in a part of a second without training.
 KINDS = ("cistern", "fsdp", "fsdp-keep")
 
 
@@ -113,6 +114,17 @@ class Node:
         return int(subprocess.check_output([*self.command(), "cat", path]))
 
 
+def settled(nodes: list[Node]) -> list[int]:
+    """Return the bytes received, once the weights of the last step have come, too: when heartbeats
+    alone go over the link."""
+    received = [node.received() for node in nodes]
+    while True:
+        time.sleep(0.2)
+        before, received = received, [node.received() for node in nodes]
+        if sum(received) - sum(before) < HEARTBEATS:
+            return received
+
+
 class Peer:
     """Two processes, one on each node, that do steps of one kind."""
 
@@ -157,9 +169,10 @@ class Peer:
             if not line:
                 sys.exit(f"nodes: {self.kind} has ended with status {process.wait()}")
             answers.append(json.loads(line))
+        after = settled(self.nodes)
         if warm:
             self.seconds += answers[0]["seconds"]
-            bytes_in = [node.received() - b for node, b in zip(self.nodes, before)]
+            bytes_in = [a - b for a, b in zip(after, before)]
             self.received.append(max(bytes_in) / (n_steps + 1))
         self.losses = [answer["loss"] for answer in answers]
 
