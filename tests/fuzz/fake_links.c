@@ -270,6 +270,17 @@ void cstd_machine_release(struct cstd_machine *machine)
     free_unused(machine);
 }
 
+int cstd_links_keep(struct cstd_links *links, const char *name, struct cstd_machine **out,
+                    struct cst_err *err)
+{
+    *out = cstd_links_find(links, name);
+    if (*out == NULL) {
+        return cst_err_set(err, CST_ENOMEM, "no node '%s'", name);
+    }
+    cstd_machine_keep(*out);
+    return CST_OK;
+}
+
 size_t cstd_connection_waiting(const struct cstd_connection *connection)
 {
     (void)connection;
