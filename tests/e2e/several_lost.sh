@@ -55,6 +55,7 @@ lose_node() {
     kill -9 "${manager_of[$node]}" "$daemon" "${pids[$2]}" $(children "$daemon") || true
     wait "${pids[$2]}" || true
     wait "${manager_of[$node]}" || true
+    poll gone "$daemon" # It is no child of this script.
 }
 
 up() {

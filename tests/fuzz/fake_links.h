@@ -9,7 +9,7 @@
 enum {
     FAKE_NODES = 3,
     FAKE_FIRST_TYPE = CSTD_LINK_FIRST_TYPE,
-    FAKE_TYPES = 13, /* Of proto/span.proto. */
+    FAKE_TYPES = 14, /* Of proto/span.proto. */
 };
 
 /* What the daemon has sent last. */
