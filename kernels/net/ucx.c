@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How often a worker that has nothing to do looks again before its thread sleeps. That takes some
+ * 30 us; to wake a thread on another processor can take longer. */
+#define LOOKS_BEFORE_SLEEP 50
+
 /* The library of this process. */
 static struct cste_ucx library;
 
@@ -176,11 +180,23 @@ int cste_ucx_make_worker(struct cste_ucx_transport *transport, unsigned id,
     return CST_OK;
 }
 
+/* Returns whether @worker, which had nothing to do, has found something soon. */
+static bool found_soon(struct cste_ucx_transport *transport, ucp_worker_h worker)
+{
+    for (int i = 0; i < LOOKS_BEFORE_SLEEP; i++) {
+        if (transport->ucx.worker_progress(worker) > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool cste_ucx_sleep(struct cste_ucx_transport *transport, ucp_worker_h worker, int efd, int wake,
                     struct cst_err *err)
 {
     struct pollfd fds[2] = {{.fd = efd, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
-    ucs_status_t status = transport->ucx.worker_arm(worker);
+    ucs_status_t status =
+        found_soon(transport, worker) ? UCS_ERR_BUSY : transport->ucx.worker_arm(worker);
 
     err->status = CST_OK;
     /* Something came meanwhile: it is to be seen to first. Whether @wake is readable is told in any

@@ -35,7 +35,8 @@ int cste_ucx_make_worker(struct cste_ucx_transport *transport, unsigned id,
                          struct cst_err *err);
 
 /* Sleep until @worker, which has nothing to do, has something to do, or @wake is readable (-1:
- * none). Returns whether @wake is. CST_EIO in @err: UCX has failed. */
+ * none). What comes soon is seen to at once, without sleeping. Returns whether @wake is. CST_EIO in
+ * @err: UCX has failed. */
 bool cste_ucx_sleep(struct cste_ucx_transport *transport, ucp_worker_h worker, int efd, int wake,
                     struct cst_err *err);
 
