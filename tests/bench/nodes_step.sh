@@ -80,7 +80,9 @@ start_node() {
     : >"$tmp/$name/nodes"
     printf '[node]\nname = %s\nlisten = %s:7433\nkey = %s\ncertificate = %s\ntrusted = %s\nnetwork = trusted\n' \
         "$name" "${addresses[$1]}" "$tmp/$name/node.key" "$tmp/$name/node.crt" "$tmp/$name/nodes" >"$tmp/$name/conf"
-    at "$1" ./cisternd --config "$tmp/$name/conf" --socket "$tmp/$name/cistern.sock" --gpus none --log-level warning >"$tmp/daemon-$name.log" 2>&1 &
+    # Not by the function `at`, whose process would be ended in place of the daemon.
+    ip netns exec "${spaces[$1]}" taskset -c "${processors[$1]}" \
+        ./cisternd --config "$tmp/$name/conf" --socket "$tmp/$name/cistern.sock" --gpus none --log-level warning >"$tmp/daemon-$name.log" 2>&1 &
     daemon_pids+=($!)
     await on "$1" ping
 }
