@@ -2,6 +2,7 @@
 #include "daemon/daemon.h"
 
 #include "daemon/job/commit.h"
+#include "daemon/job/commit_wait.h"
 #include "daemon/job/comms.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/revive/handover.h"

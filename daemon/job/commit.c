@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/job/commit.h"
 
+#include "daemon/job/commit_wait.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/declare.h"
@@ -41,10 +42,6 @@ static int take_states(struct cstd_job *job, struct cst_err *err);
 static int attach_ranks(struct cstd_job *job, struct cst_err *err);
 static int answer_ranks(struct cstd_job *job, struct cst_err *err);
 static int cancel_plan(struct cstd_job *job);
-static int meet(struct cstd_job *job, struct cst_err *err);
-static int await_chunks(struct cstd_job *job, struct cst_err *err);
-static int join(struct cstd_job *job, struct cst_err *err);
-static int part(struct cstd_job *job);
 static int drop_layout(struct cstd_job *job);
 static int close_memory(struct cstd_job *job);
 static int close_core(struct cstd_job *job);
@@ -82,15 +79,18 @@ struct phase {
 
 static const struct phase phases[] = {
     [CSTD_COMMIT_COLLECT] = {CST_JOB_IS_DECLARING, CSTD_JOB_DECLARING, collect_ranks, NULL, false},
-    [CSTD_COMMIT_MEET] = {CST_JOB_IS_DECLARING, CSTD_JOB_DECLARING, meet, part, false},
+    [CSTD_COMMIT_MEET] = {CST_JOB_IS_DECLARING, CSTD_JOB_DECLARING, cstd_commit_meet,
+                          cstd_commit_part, false},
     [CSTD_COMMIT_ENGINES] = {CST_JOB_IS_STARTING, CSTD_JOB_DECLARING, await_engines, NULL, false},
     [CSTD_COMMIT_PLAN] = {CST_JOB_IS_PLANNING, CSTD_JOB_DECLARING, make_plan, cancel_plan, false},
-    [CSTD_COMMIT_CHUNKS] = {CST_JOB_IS_PLANNING, CSTD_JOB_DECLARING, await_chunks, NULL, false},
+    [CSTD_COMMIT_CHUNKS] = {CST_JOB_IS_PLANNING, CSTD_JOB_DECLARING, cstd_commit_await_chunks, NULL,
+                            false},
     [CSTD_COMMIT_LAYOUT] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, lay_out, drop_layout, true},
     [CSTD_COMMIT_POOLS] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, size_pools, NULL, true},
     [CSTD_COMMIT_MEMORY] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_memory, close_memory,
                             true},
-    [CSTD_COMMIT_JOIN] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, join, NULL, false},
+    [CSTD_COMMIT_JOIN] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, cstd_commit_join, NULL,
+                          false},
     [CSTD_COMMIT_CORE] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, open_core, close_core, false},
     [CSTD_COMMIT_LEDGER] = {CST_JOB_IS_POPULATING, CSTD_JOB_POPULATING, make_ledger, NULL, false},
     [CSTD_COMMIT_STATES] = {CST_JOB_IS_RESHAPING, CSTD_JOB_POPULATING, take_states,
@@ -232,53 +232,22 @@ static void end_phase(struct cstd_job *job, const struct cst_err *err)
 
 /* -- COLLECT ---------------------------------------------------------------------------------- */
 
-/* Return the number of ranks whose Commits wait. */
-static uint32_t count(const struct cstd_job *job)
-{
-    uint32_t n = 0;
-
-    for (uint32_t r = 0; r < job->world; r++) {
-        n += job->workers[r].commit != NULL;
-    }
-    return n;
-}
-
-void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size)
-{
-    bool waits = count(job) > 0;
-
-    text[0] = '\0';
-    if (job->span != NULL) {
-        cstd_span_missing(job, text, size);
-        return;
-    }
-    /* If no rank has committed, nobody waits. */
-    for (uint32_t r = 0; waits && r < job->world; r++) {
-        size_t used = strlen(text);
-
-        if (job->workers[r].commit == NULL) {
-            (void)snprintf(text + used, size - used, "%s%u%s", used > 0 ? ", " : "", r,
-                           job->workers[r].present ? "" : " (absent)");
-        }
-    }
-}
-
 static void on_deadline(uv_timer_t *timer)
 {
     struct cstd_job *job = timer->data;
     char missing[160];
-    struct cst_err why = {0};
+    struct cst_err why;
 
     cstd_commit_missing(job, missing, sizeof missing);
-    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for %s%s", job->spec.limits.timeout_ms,
-                      job->span != NULL ? "" : "the commit of rank ", missing);
+    (void)cst_err_set(&why, CST_ETIMEDOUT, "waited %u ms for the commit of %s",
+                      job->spec.limits.timeout_ms, missing);
     cstd_commit_break(job, &why);
 }
 
 /* Wait until all ranks have sent Commit. The job's time limit begins with the first Commit. */
 static int collect_ranks(struct cstd_job *job, struct cst_err *err)
 {
-    uint32_t n_waiting = count(job);
+    uint32_t n_waiting = cstd_commit_n_waiting(job);
 
     (void)err;
     if (n_waiting == 0 || n_waiting == job->world) {
@@ -317,50 +286,13 @@ void cstd_commit_withdraw(struct cstd_job *job, uint32_t rank)
 
 /* -- other nodes ------------------------------------------------------------------------------ */
 
-/* Wait for other nodes, at most for the job's time limit. */
-static int wait_for_nodes(struct cstd_job *job, int rc)
-{
-    if (rc == CST_EAGAIN) {
-        (void)uv_timer_start(&job->deadline, on_deadline, job->spec.limits.timeout_ms, 0);
-    }
-    return rc;
-}
-
-void cstd_commit_progress(struct cstd_job *job)
-{
-    if (uv_is_active((uv_handle_t *)&job->deadline)) {
-        (void)wait_for_nodes(job, CST_EAGAIN);
-    }
-}
-
-static int meet(struct cstd_job *job, struct cst_err *err)
-{
-    return wait_for_nodes(job, cstd_span_meet(job, err));
-}
-
-static int join(struct cstd_job *job, struct cst_err *err)
-{
-    return wait_for_nodes(job, cstd_span_join(job, err));
-}
-
-static int part(struct cstd_job *job)
-{
-    cstd_span_close(job, job->state == CSTD_JOB_CLOSING ? &job->closing : &job->failure);
-    return CST_OK;
-}
-
-static int await_chunks(struct cstd_job *job, struct cst_err *err)
-{
-    return wait_for_nodes(job, cstd_span_prepare(job, err));
-}
-
 void cstd_commit_met(struct cstd_job *job, const struct cst_err *err)
 {
     if (job->state == CSTD_JOB_CLOSING) {
         return; /* It is being taken apart already. */
     }
     if (job->phase == CSTD_COMMIT_MEET || job->phase == CSTD_COMMIT_CHUNKS ||
-        job->phase == CSTD_COMMIT_JOIN) {
+        job->phase == CSTD_COMMIT_JOIN || job->phase == CSTD_COMMIT_STATES) {
         (void)uv_timer_stop(&job->deadline);
         if (err->status == CST_OK && job->phase == CSTD_COMMIT_CHUNKS) {
             enter_from(job, CSTD_COMMIT_CHUNKS);
@@ -602,7 +534,7 @@ static int take_states(struct cstd_job *job, struct cst_err *err)
     if (cstd_span_replaces(job)) {
         const int rc = cstd_state_copy_open(job, NULL, on_states, err);
 
-        return rc == CST_OK ? wait_for_nodes(job, CST_EAGAIN) : rc;
+        return rc == CST_OK ? cstd_commit_wait_for_nodes(job, CST_EAGAIN) : rc;
     }
     return cstd_reshape_copy(job, on_states, err);
 }

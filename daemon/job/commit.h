@@ -20,10 +20,6 @@
 /* Returns the phase of @job as users see it. Phases that they need not tell apart are the same. */
 enum cst_job_state cstd_commit_shown(const struct cstd_job *job);
 
-/* Write the ranks whose Commits are missing to @text, such as "0, 3 (absent)". The text is empty if
- * no Commit waits for them. */
-void cstd_commit_missing(const struct cstd_job *job, char *text, size_t size);
-
 /* Fail all waiting Commits with @why. @job must be in CSTD_JOB_DECLARING; the commit starts again
  * with the next Commit of a rank. */
 void cstd_commit_break(struct cstd_job *job, const struct cst_err *why);
@@ -44,9 +40,6 @@ void cstd_commit_pools_gone(struct cstd_job *job);
 
 /* @job has a core, and some of its predecessor's states (migrate.h): take the others. */
 void cstd_commit_go_on(struct cstd_job *job);
-
-/* States of @job come from other nodes: its time limit begins anew. */
-void cstd_commit_progress(struct cstd_job *job);
 
 /* What @job waits for from other nodes (span.h) has come, or *err says why it will not. */
 void cstd_commit_met(struct cstd_job *job, const struct cst_err *err);

@@ -12,16 +12,15 @@
 #include "daemon/job/jobs.h"
 #include "daemon/job/span_parts.h"
 #include "daemon/memory/job_options.h"
-#include "daemon/revive/revive.h"
 #include "offload/layout/digest.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
-bool cstd_span_is_wanted(const struct cstd_job *job)
+/* True if @job has ranks on other nodes. */
+static bool is_wanted(const struct cstd_job *job)
 {
     return cst_job_all_ranks(&job->spec) > job->world;
 }
@@ -208,7 +207,7 @@ int cstd_span_meet(struct cstd_job *job, struct cst_err *err)
 {
     struct cstd_machine *peer;
 
-    if (!cstd_span_is_wanted(job)) {
+    if (!is_wanted(job)) {
         return CST_OK;
     }
     if (make(job, err) != CST_OK) {
@@ -384,7 +383,7 @@ static void end_with(struct cstd_job *job, struct cstd_span_machine *machine, bo
                      const struct cst_err *why)
 {
     struct cstd_span *span = job->span;
-    const uint32_t m = (uint32_t)(machine - span->machines);
+    const uint32_t m = cstd_span_number(span, machine);
 
     if (span->is_complete && !cstd_span_is_member(span, m)) {
         cstd_span_away(span, m); /* It was to take the place of a lost one. */
@@ -409,8 +408,7 @@ static bool may_take_gone(struct cstd_daemon *daemon, const Span__Key *key)
 {
     const struct cstd_job *job = cstd_job_find(daemon, key->uid, key->name);
 
-    return job != NULL ? job->state != CSTD_JOB_REVIVING
-                       : daemon->revival->n == 0 && !daemon->revival->keeps_lost;
+    return job != NULL ? job->state != CSTD_JOB_REVIVING : !cstd_span_may_come_back(daemon);
 }
 
 static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, size_t n,
@@ -430,9 +428,8 @@ static int on_gone(void *arg, struct cstd_machine *peer, const uint8_t *body, si
         return CST_OK; /* It is told again. */
     }
     cstd_ended_parts_seen(peer, gone);
-    job = cstd_span_job(arg, gone->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == gone->from->life) {
+    machine = cstd_span_sender(arg, peer, gone->from, &job);
+    if (machine != NULL) {
         (void)cst_err_set(&why, gone->status, "node '%s': %s", peer->entry.name, gone->why);
         end_with(job, machine, gone->removed, &why);
     }

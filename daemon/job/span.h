@@ -109,13 +109,12 @@ struct cstd_span {
     bool replaces; /* This part takes the place of one that was lost: span_replace.c. */
     /* replaces: how far the job is, and steps that tensors have missed; owned. NULL: not told. */
     struct cstd_span_progress *progress;
-    uint64_t epoch;       /* The last one that the core was given; 0: none. */
-    uint64_t step;        /* The last commit that `members` was told. */
-    bool is_complete;     /* All machines have been members. */
-    uint64_t members_now; /* Bit m: machine m is a member, by the last epoch that held here. */
-    bool holds;           /* The epoch holds here. */
-    bool ends_all;        /* Somebody wants the job to end: on all nodes. */
-    bool busy;            /* `members` processes an event: the next one comes after it. */
+    uint64_t epoch;   /* The last one that the core was given; 0: none. */
+    uint64_t step;    /* The last commit that `members` was told. */
+    bool is_complete; /* All machines have been members. */
+    bool holds;       /* The epoch holds here. */
+    bool ends_all;    /* Somebody wants the job to end: on all nodes. */
+    bool busy;        /* `members` processes an event: the next one comes after it. */
     TAILQ_HEAD(, cstd_span_early) early; /* Messages of later epochs, in their order. */
     size_t early_bytes;
     /* Reads of states that are on other nodes, and of others of states that are here: span_read.c.
@@ -158,9 +157,6 @@ struct cstd_span_ops {
 
 /* Take the messages about jobs, and call @ops. Called once, when @daemon has links. */
 void cstd_span_handle(struct cstd_daemon *daemon, const struct cstd_span_ops *ops);
-
-/* True if @job has ranks on other nodes. */
-bool cstd_span_is_wanted(const struct cstd_job *job);
 
 /* Phase MEET of the commit: CST_OK: all parts are known, or the job has no others. CST_EAGAIN:
  * ops->met follows. CST_EUNSUPPORTED: this daemon has no links, or the job has an option

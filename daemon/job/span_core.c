@@ -164,10 +164,9 @@ static int on_core(void *arg, struct cstd_machine *peer, const uint8_t *body, si
     if (core == NULL) {
         return cst_err_set(err, CST_EPROTO, "no message of a job's core");
     }
-    job = cstd_span_job(arg, core->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == core->from->life) {
-        const uint32_t m = (uint32_t)(machine - job->span->machines);
+    machine = cstd_span_sender(arg, peer, core->from, &job);
+    if (machine != NULL) {
+        const uint32_t m = cstd_span_number(job->span, machine);
 
         if (job->span->holds && core->epoch == job->span->epoch) {
             rc = feed(job, m, core, err);
@@ -218,7 +217,6 @@ static void on_holds(struct cstd_span *span, const struct cst_members_action *ac
     CST_SET_EACH (m, &action->epoch->members) {
         event.members |= UINT64_C(1) << m;
     }
-    span->members_now = event.members;
     span->job->daemon->span_ops->feed(span->job, &event);
     if (span->job->span == span && cst_set_count(&action->epoch->members) < span->n) {
         cstd_span_seek(span->job);
@@ -384,16 +382,15 @@ static int on_members(void *arg, struct cstd_machine *peer, const uint8_t *body,
     if (in == NULL) {
         return cst_err_set(err, CST_EPROTO, "no message about members");
     }
-    job = cstd_span_job(arg, in->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == in->from->life) {
+    machine = cstd_span_sender(arg, peer, in->from, &job);
+    if (machine != NULL) {
         rc = cstd_span_read_members(in, job->span->n, &message, err);
         if (rc == CST_OK && (job->span->members == NULL || !machine->joined)) {
             rc = keep_told(machine, &message, err);
         } else if (rc == CST_OK) {
             feed_members(job->span, &(struct cst_members_event){
                                         .kind = CST_MEMBERS_TOLD,
-                                        .machine = (uint32_t)(machine - job->span->machines),
+                                        .machine = cstd_span_number(job->span, machine),
                                         .message = &message});
         }
     } else {
@@ -427,24 +424,23 @@ void cstd_span_joined(struct cstd_span *span, uint32_t m)
 void cstd_span_link(struct cstd_span *span, const struct cstd_machine *peer, bool up)
 {
     struct cstd_span_machine *machine = cstd_span_find(span, peer);
-    const uint32_t m = machine != NULL ? (uint32_t)(machine - span->machines) : 0;
+    uint32_t m;
 
-    if (machine != NULL && !up) {
-        cstd_span_read_down(span->job, m);
-    }
-    if (machine == NULL || span->members == NULL) {
+    if (machine == NULL) {
         return;
     }
-    if (up) {
+    m = cstd_span_number(span, machine);
+    if (!up) {
+        cstd_span_read_down(span->job, m);
+        free(machine->told);
+        machine->told = NULL;
+        feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
+    } else if (span->members != NULL) {
         cstd_span_tell_engine(span, m);
         if (machine->joined) {
             come(span, m);
         }
-        return;
     }
-    free(machine->told);
-    machine->told = NULL;
-    feed_members(span, &(struct cst_members_event){.kind = CST_MEMBERS_DOWN, .machine = m});
 }
 
 void cstd_span_anew(struct cstd_span *span, uint32_t m)

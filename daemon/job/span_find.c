@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What is known of a span, for its other files: they call each other, and this one calls none. */
+/* What is known of a span, for its other files. */
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/span_parts.h"
+#include "daemon/revive/revive.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +36,22 @@ struct cstd_job *cstd_span_job(struct cstd_daemon *daemon, const Span__Key *key)
     struct cstd_job *job = cstd_job_find(daemon, key->uid, key->name);
 
     return job != NULL && job->span != NULL ? job : NULL;
+}
+
+struct cstd_span_machine *cstd_span_sender(struct cstd_daemon *daemon,
+                                           const struct cstd_machine *peer, const Span__Key *key,
+                                           struct cstd_job **job)
+{
+    struct cstd_span_machine *machine;
+
+    *job = cstd_span_job(daemon, key);
+    machine = *job != NULL ? cstd_span_find((*job)->span, peer) : NULL;
+    return machine != NULL && machine->life == key->life ? machine : NULL;
+}
+
+bool cstd_span_may_come_back(const struct cstd_daemon *daemon)
+{
+    return daemon->revival->n > 0 || daemon->revival->keeps_lost;
 }
 
 bool cstd_span_is_member(const struct cstd_span *span, uint32_t m)

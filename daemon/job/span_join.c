@@ -298,7 +298,7 @@ static int take_engine(struct cstd_job *job, struct cstd_span_machine *machine,
                        const Span__Net *net, struct cst_err *err)
 {
     struct cstd_span *span = job->span;
-    const uint32_t m = (uint32_t)(machine - span->machines);
+    const uint32_t m = cstd_span_number(span, machine);
     uint8_t *end;
 
     if (net->first > 0 || (machine->end_bytes == net->end.len &&
@@ -377,11 +377,10 @@ static int on_net(void *arg, struct cstd_machine *peer, const uint8_t *body, siz
     if (net == NULL) {
         return cst_err_set(err, CST_EPROTO, "no engine of a job");
     }
-    job = cstd_span_job(arg, net->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == net->from->life) {
+    machine = cstd_span_sender(arg, peer, net->from, &job);
+    if (machine != NULL) {
         if (machine->failed.status != CST_OK) {
-            cstd_span_forget_segments(job->span, (uint32_t)(machine - job->span->machines));
+            cstd_span_forget_segments(job->span, cstd_span_number(job->span, machine));
         }
         rc = machine->connects ? take_engine(job, machine, net, err)
                                : take_net(job, machine, net, err);

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of a span share: span_find.c (which part is meant), span_tell.c (what is told),
  * span.c (meeting, the end), span_chunks.c (chunks and rank blocks), span_join.c (engines),
- * span_core.c (members and cores), span_read.c (states on other nodes), span_keep.c (the ledger).
- * Loop thread only. */
+ * span_core.c (members and cores), span_read.c (states on other nodes), span_keep.c (the ledger),
+ * span_replace.c (parts in the places of lost ones), span_message.c (messages), span_view.c (what
+ * users see). Loop thread only. */
 #ifndef CSTD_SPAN_PARTS_H
 #define CSTD_SPAN_PARTS_H
 
@@ -15,8 +16,25 @@ Span__Key cstd_span_key(const struct cstd_job *job);
 /* The job of @key that has a span, in whatever life; NULL: none. */
 struct cstd_job *cstd_span_job(struct cstd_daemon *daemon, const Span__Key *key);
 
-/* The part on @node; NULL: there is none. */
+/* The part on @peer; NULL: there is none. */
 struct cstd_span_machine *cstd_span_find(struct cstd_span *span, const struct cstd_machine *peer);
+
+/* The part that has sent a message with @key over the link to @peer; NULL: it is none that is known
+ * here, in this life. *job: as of cstd_span_job, in either case. */
+struct cstd_span_machine *cstd_span_sender(struct cstd_daemon *daemon,
+                                           const struct cstd_machine *peer, const Span__Key *key,
+                                           struct cstd_job **job);
+
+/* Number of @machine, which belongs to @span. */
+static inline uint32_t cstd_span_number(const struct cstd_span *span,
+                                        const struct cstd_span_machine *machine)
+{
+    return (uint32_t)(machine - span->machines);
+}
+
+/* True if a job that is not here may be one of an earlier daemon, and come back: with this daemon
+ * soon, or with a later one. */
+bool cstd_span_may_come_back(const struct cstd_daemon *daemon);
 
 /* The name of the node of machine @m. */
 static inline const char *cstd_span_name(const struct cstd_span *span, uint32_t m)
@@ -65,22 +83,25 @@ void cstd_span_leave(struct cstd_span *span, const char *text);
 /* Make an empty span of @job, in its life @life; 0: a new one. */
 int cstd_span_make(struct cstd_job *job, uint64_t life, struct cst_err *err);
 
+/* Free span->progress, if there is any. */
+void cstd_span_forget_progress(struct cstd_span *span);
+
 /* Let the links tell the span of themselves. */
 void cstd_span_watch(struct cstd_span *span);
 
 /* Free what span_join.c and span_core.c have made. */
 void cstd_span_part(struct cstd_span *span);
 
-/* Of span_replace.c. True if machine @m, with its present life, is a member. */
+/* True if machine @m, with its present life, is a member. */
 bool cstd_span_is_member(const struct cstd_span *span, uint32_t m);
-/* The part of @here, which is not known, may take the place of one that was lost. False: it
- * cannot. */
+
+/* Of span_replace.c. The part of @here, which is not known, may take the place of one that was
+ * lost. False: it cannot. */
 bool cstd_span_replace(struct cstd_job *job, struct cstd_machine *peer, const Span__Here *here);
 /* A part is lost: another node may have one that waits to take its place. */
 void cstd_span_seek(struct cstd_job *job);
 /* The core has moved on, or another epoch holds: parts may be told how far the job is. */
 void cstd_span_answer_states(struct cstd_job *job);
-void cstd_span_forget_progress(struct cstd_span *span);
 void cstd_span_handle_replace(struct cstd_daemon *daemon);
 
 /* Tell @peer of the part here. @heard: the life of its part that is known here; 0: none. */

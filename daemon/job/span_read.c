@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads of states that are on other nodes, as saves need them.
  *
- *   worker -> READ -> this daemon --ROW_ASK--> the daemon of the chunk's home: READ of its core
- * into its window <--ROW_HERE-- ; COPY by the net engine here; --ROW_TAKEN--> window is free
- * <--ROW_DONE-- ; answer
+ *   here                                   the daemon of the chunk's home
+ *   READ of a worker     --ROW_ASK-->      READ of its core into its window
+ *   COPY from the window <--ROW_HERE--
+ *                        --ROW_TAKEN-->    the window is free
+ *   answer               <--ROW_DONE--
+ *
+ * ROW_DONE says that the row was in the window until ROW_TAKEN came. If the link was down in
+ * between, the home may have served another read, of which it is told first.
  *
  * A daemon has one window for each job, of the size of the largest staging segment, and serves one
  * request after the other. While a save is under way here, no further step can be committed
@@ -28,9 +33,7 @@ struct cstd_span_read {
     uint32_t machine;
     struct cst_place place; /* Where the row is to be. */
     uint64_t bytes;
-    bool copies;  /* Its COPY is under way, or done. */
-    bool copied;  /* The COPY is done: the other node has to say whether it was of this row. */
-    bool is_void; /* The link was down meanwhile, and the window may have another row. */
+    enum { ASKED, COPYING, COPYING_IN_VAIN, COPIED } state; /* IN_VAIN: the link was down. */
 };
 
 /* A read that another node has asked for. */
@@ -90,7 +93,7 @@ static bool can_read(const struct cstd_span *span, uint32_t m)
     const struct cstd_span_machine *machine = &span->machines[m];
 
     return machine->peer != NULL && machine->peer->up != NULL && machine->joined &&
-           (machine->goes_on || (span->members_now >> m & 1) != 0);
+           (machine->goes_on || cstd_span_is_member(span, m));
 }
 
 /* The machine from which states of @chunk are read: the first one that has them, or
@@ -177,6 +180,17 @@ static struct cstd_span_read *find(struct cstd_span *span, uint64_t number)
     return NULL;
 }
 
+/* Find read @number at the part that has sent a message with @key over the link to @peer; NULL:
+ * that has none. *job: as of cstd_span_sender. */
+static struct cstd_span_read *find_at(struct cstd_daemon *daemon, const struct cstd_machine *peer,
+                                      const Span__Key *key, uint64_t number, struct cstd_job **job)
+{
+    const struct cstd_span_machine *machine = cstd_span_sender(daemon, peer, key, job);
+    struct cstd_span_read *read = machine != NULL ? find((*job)->span, number) : NULL;
+
+    return read != NULL && read->machine == cstd_span_number((*job)->span, machine) ? read : NULL;
+}
+
 /* Tell the node @peer that nobody here waits for read @number any more. */
 static void tell_taken(struct cstd_job *job, struct cstd_machine *peer, uint64_t number)
 {
@@ -213,7 +227,7 @@ static int copy(struct cstd_job *job, struct cstd_span_read *read, struct cst_er
     if (cstd_engines_submit(job->daemon->engines, &command, err) != CST_OK) {
         return err->status;
     }
-    read->copies = true;
+    read->state = COPYING;
     return CST_OK;
 }
 
@@ -234,14 +248,14 @@ void cstd_span_copied(struct cstd_job *job, uint64_t ticket, int status, const c
     }
     if (status != CST_OK) {
         (void)cst_err_set(&err, status, "%s", text != NULL ? text : cst_status_words(status));
-    } else if (read->is_void) {
+    } else if (read->state == COPYING_IN_VAIN) {
         say_down(job, read->machine, &err);
     }
     tell_taken(job, job->span->machines[read->machine].peer, read->number);
     if (err.status != CST_OK) {
         answer(job, read, &err);
     } else {
-        read->copied = true; /* on_row_done answers. */
+        read->state = COPIED; /* on_row_done answers. */
     }
 }
 
@@ -256,9 +270,8 @@ static int on_row_done(void *arg, struct cstd_machine *peer, const uint8_t *body
     if (done == NULL) {
         return cst_err_set(err, CST_EPROTO, "no end of a read");
     }
-    job = cstd_span_job(arg, done->from);
-    read = job != NULL ? find(job->span, done->number) : NULL;
-    if (read != NULL && read->copied && job->span->machines[read->machine].peer == peer) {
+    read = find_at(arg, peer, done->from, done->number, &job);
+    if (read != NULL && read->state == COPIED) {
         if (!done->kept) {
             say_down(job, read->machine, &why);
         }
@@ -279,11 +292,10 @@ static int on_row_here(void *arg, struct cstd_machine *peer, const uint8_t *body
     if (here == NULL) {
         return cst_err_set(err, CST_EPROTO, "no row of a job");
     }
-    job = cstd_span_job(arg, here->from);
-    read = job != NULL ? find(job->span, here->number) : NULL;
+    read = find_at(arg, peer, here->from, here->number, &job);
     if (job != NULL && read == NULL) {
         tell_taken(job, peer, here->number); /* It was answered, because a link was down. */
-    } else if (read != NULL && !read->copies && job->span->machines[read->machine].peer == peer) {
+    } else if (read != NULL && read->state == ASKED) {
         if (here->status != CST_OK) {
             (void)cst_err_set(&why, here->status < 0 ? here->status : CST_EPROTO, "node '%s': %s",
                               peer->entry.name, here->why != NULL ? here->why : "");
@@ -447,14 +459,12 @@ static int on_row_ask(void *arg, struct cstd_machine *peer, const uint8_t *body,
     if (in == NULL) {
         return cst_err_set(err, CST_EPROTO, "no read of a row");
     }
-    job = cstd_span_job(arg, in->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == in->from->life &&
-        job->span->state == CSTD_SPAN_JOINED) {
-        rc = take_ask(job, (uint32_t)(machine - job->span->machines), in, err);
+    machine = cstd_span_sender(arg, peer, in->from, &job);
+    if (machine != NULL && job->span->state == CSTD_SPAN_JOINED) {
+        rc = take_ask(job, cstd_span_number(job->span, machine), in, err);
     }
     if (rc != CST_OK) { /* The link serves others, too: only this read is refused. */
-        const struct cstd_span_ask ask = {.machine = (uint32_t)(machine - job->span->machines),
+        const struct cstd_span_ask ask = {.machine = cstd_span_number(job->span, machine),
                                           .number = in->number};
 
         (void)tell_here(job, &ask, err);
@@ -481,17 +491,17 @@ static int on_row_taken(void *arg, struct cstd_machine *peer, const uint8_t *bod
                         struct cst_err *err)
 {
     Span__RowTaken *taken = span__row_taken__unpack(NULL, n, body);
-    struct cstd_span_ask *ask;
+    const struct cstd_span_machine *machine;
     struct cstd_job *job;
 
     if (taken == NULL) {
         return cst_err_set(err, CST_EPROTO, "no end of a read");
     }
-    job = cstd_span_job(arg, taken->from);
-    ask = job != NULL ? TAILQ_FIRST(&job->span->asks) : NULL;
-    if (job != NULL) {
+    machine = cstd_span_sender(arg, peer, taken->from, &job);
+    if (machine != NULL) {
+        const struct cstd_span_ask *ask = TAILQ_FIRST(&job->span->asks);
         const bool kept = ask != NULL && job->span->is_asked &&
-                          job->span->machines[ask->machine].peer == peer &&
+                          ask->machine == cstd_span_number(job->span, machine) &&
                           ask->number == taken->number;
 
         tell_done(job, peer, taken->number, kept);
@@ -515,10 +525,10 @@ void cstd_span_read_down(struct cstd_job *job, uint32_t m)
     say_down(job, m, &err);
     for (read = TAILQ_FIRST(&span->reads); read != NULL; read = next) {
         next = TAILQ_NEXT(read, link);
-        if (read->machine == m && (!read->copies || read->copied)) {
+        if (read->machine == m && (read->state == ASKED || read->state == COPIED)) {
             answer(job, read, &err);
-        } else if (read->machine == m) {
-            read->is_void = true; /* An engine that copies to the place of a read ends by itself. */
+        } else if (read->machine == m) { /* The engine that copies to its place ends by itself. */
+            read->state = COPYING_IN_VAIN;
         }
     }
     for (ask = TAILQ_FIRST(&span->asks); ask != NULL; ask = after) {

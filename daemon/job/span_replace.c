@@ -3,10 +3,12 @@
  * ranks of the lost part, and no states. The parts that go on have them, if the job keeps them on
  * several nodes.
  *
- *   here: MEETING --HERE, goes_on--> PLANNING --CHUNKS--> JOINING --> JOINED --STATE_ASK-->
- *   there: the lost part is no member any more, the round holds, and no step is committed
- * --STATE--> here: reads the states row by row (state_copy.h), restores, opens its members there:
- * its members add the new life of the machine
+ *   here                                      a part that goes on
+ *   MEETING             --HERE-->             the lost part is no member any more
+ *   PLANNING, JOINING   <--HERE, CHUNKS--
+ *   JOINED              --STATE_ASK-->        the round holds, and no step can be committed
+ *   reads all rows      <--STATE--            (state_copy.h)
+ *   opens its members   --TELL-->             adds the new life of the machine
  *
  * No step can be begun without the ranks of the lost part, so that the states stay as they are
  * meanwhile. */
@@ -75,7 +77,7 @@ bool cstd_span_replace(struct cstd_job *job, struct cstd_machine *peer, const Sp
 {
     struct cstd_span *span = job->span;
     struct cstd_span_machine *machine = with_ranks(span, here);
-    const uint32_t m = machine != NULL ? (uint32_t)(machine - span->machines) : 0;
+    const uint32_t m = machine != NULL ? cstd_span_number(span, machine) : 0;
 
     if (machine == NULL || span->members == NULL || !span->is_complete ||
         (machine->peer != peer && cstd_span_is_member(span, m))) {
@@ -113,7 +115,7 @@ void cstd_span_seek(struct cstd_job *job)
 
         if (peer->up != NULL &&
             (machine == NULL ||
-             !cstd_span_is_member(job->span, (uint32_t)(machine - job->span->machines)))) {
+             !cstd_span_is_member(job->span, cstd_span_number(job->span, machine)))) {
             cstd_span_tell_here(job, peer, 0); /* It answers, and cstd_span_replace follows. */
         }
     }
@@ -204,9 +206,8 @@ static int on_state_ask(void *arg, struct cstd_machine *peer, const uint8_t *bod
     if (ask == NULL) {
         return cst_err_set(err, CST_EPROTO, "no question about a job's states");
     }
-    job = cstd_span_job(arg, ask->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == ask->from->life) {
+    machine = cstd_span_sender(arg, peer, ask->from, &job);
+    if (machine != NULL) {
         machine->asks = true;
         cstd_span_answer_states(job);
     } else {
@@ -220,7 +221,7 @@ static int on_state_ask(void *arg, struct cstd_machine *peer, const uint8_t *bod
 
 bool cstd_span_replaces(const struct cstd_job *job)
 {
-    return job->span != NULL && job->span->replaces && job->span->record == NULL;
+    return job->span != NULL && job->span->replaces;
 }
 
 int cstd_span_ask_progress(struct cstd_job *job, struct cst_err *err)
@@ -313,10 +314,9 @@ static int on_state(void *arg, struct cstd_machine *peer, const uint8_t *body, s
     if (state == NULL) {
         return cst_err_set(err, CST_EPROTO, "no answer about a job's states");
     }
-    job = cstd_span_job(arg, state->from);
-    machine = job != NULL ? cstd_span_find(job->span, peer) : NULL;
-    if (machine != NULL && machine->life == state->from->life && machine->goes_on &&
-        job->span->replaces && job->span->members == NULL && cstd_span_progress(job) == NULL) {
+    machine = cstd_span_sender(arg, peer, state->from, &job);
+    if (machine != NULL && machine->goes_on && job->span->replaces && job->span->members == NULL &&
+        cstd_span_progress(job) == NULL) {
         rc = take_state(job, state, err);
     }
     span__state__free_unpacked(state, NULL);

@@ -65,12 +65,6 @@ void cstd_span_send_chunks(struct cstd_job *job, const struct cstd_span_machine 
     (void)cstd_machine_send(to->peer, SPAN__MSG_TYPE__SPAN_CHUNKS, &chunks.base, &unused);
 }
 
-/* True if jobs of an earlier daemon do not go on yet. */
-static bool is_reviving(const struct cstd_daemon *daemon)
-{
-    return daemon->revival->n > 0;
-}
-
 void cstd_span_tell_none(struct cstd_daemon *daemon, const struct cstd_job *job,
                          struct cstd_machine *peer, const Span__Key *key)
 {
@@ -82,8 +76,7 @@ void cstd_span_tell_none(struct cstd_daemon *daemon, const struct cstd_job *job,
     }
     none.from = (Span__Key *)(uintptr_t)key;
     none.has_replaced = none.replaced = job != NULL && job->span->is_complete;
-    /* A job of an earlier daemon that does not go on here may go on in a later one. */
-    if (none.replaced || (!is_reviving(daemon) && !daemon->revival->keeps_lost)) {
+    if (none.replaced || !cstd_span_may_come_back(daemon)) {
         (void)cstd_machine_send(peer, SPAN__MSG_TYPE__SPAN_NONE, &none.base, &unused);
     }
 }

@@ -21,12 +21,6 @@ uint32_t cstd_span_view_count(const struct cstd_job *job)
     return job->span != NULL ? job->span->n : 0;
 }
 
-static bool is_member(const struct cstd_span *span, uint32_t m)
-{
-    return span->members != NULL &&
-           cst_set_has(&cst_members_record(span->members)->epoch.members, m);
-}
-
 /* The machines for which the step here waits now. *ns: how long nothing has come. */
 static uint64_t waits_now(const struct cstd_job *job, uint64_t *ns)
 {
@@ -61,7 +55,7 @@ void cstd_span_view_node(const struct cstd_job *job, uint32_t m, struct cstd_spa
                                    .is_self = peer == NULL,
                                    .first_rank = machine->first_rank,
                                    .world = machine->world,
-                                   .is_member = is_member(span, m),
+                                   .is_member = cstd_span_is_member(span, m),
                                    .is_up = peer == NULL || peer->up != NULL,
                                    .since_ns = peer != NULL ? uv_hrtime() - peer->since_ns : 0,
                                    .received = traffic.received,
@@ -110,7 +104,7 @@ static void explain_dropped(const struct cstd_span *span, char *text, size_t siz
         const struct cstd_machine *peer = span->machines[m].peer;
         const size_t n = strlen(text);
 
-        if (peer != NULL && peer->is_dropped && is_member(span, m)) {
+        if (peer != NULL && peer->is_dropped && cstd_span_is_member(span, m)) {
             (void)snprintf(text + n, size - n,
                            ". Node %s was dropped here: 'cistern node add %s' lets it come back",
                            peer->entry.name, peer->entry.name);
@@ -148,7 +142,7 @@ static uint32_t find_away(const struct cstd_span *span, unsigned *n_away)
     for (uint32_t m = 0; m < span->n; m++) {
         const struct cstd_machine *peer = span->machines[m].peer;
 
-        if (!is_member(span, m) || peer == NULL || peer->up != NULL) {
+        if (!cstd_span_is_member(span, m) || peer == NULL || peer->up != NULL) {
             continue;
         }
         (*n_away)++;

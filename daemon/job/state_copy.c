@@ -4,6 +4,7 @@
 #include "daemon/base/daemon_state.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
+#include "daemon/job/state_pieces.h"
 #include "offload/core/revival.h"
 #include "offload/layout/reshard.h"
 #include "daemon/budget/arena.h"
@@ -20,23 +21,16 @@ enum {
     /* Items of tags; the others are READs, SLOT_RUNS for each slot. */
     SAVE_ITEM = 1,
     RESTORE_ITEM = 2,
+    MISSED_ITEM = 3,
     WRITE_ITEM = 16,
     READ_ITEM = 1024,
-};
-
-/* A part of one row of a tensor of the destination. */
-struct piece {
-    uint32_t tensor;
-    enum cst_row row;
-    bool raw, exponents;     /* As in struct cst_event. */
-    uint64_t first, n_elems; /* Elements of the tensor. */
 };
 
 enum slot_state { SLOT_FREE, SLOT_READING, SLOT_WRITING };
 
 struct slot {
     enum slot_state state;
-    struct piece piece;
+    struct cstd_state_piece piece;
     uint32_t n_reads; /* READING: READs without a reply. 0: the slot is full. */
 };
 
@@ -47,14 +41,10 @@ struct cstd_state_copy {
     struct cstd_segment *staging; /* NULL: nothing is copied. */
     struct cstd_population population;
     enum { MOUNTING, CUTTING, COPYING, RESTORING, ENDED } state;
-    bool asked;            /* The current state's request was made. */
-    bool answered;         /* It has its reply. */
-    bool saving;           /* The source's core was asked for a save and has not refused it. */
-    uint32_t place;        /* The next piece: tensor by place in `order`, */
-    uint32_t step;         /* row by row_of, */
-    uint64_t first;        /* and element. */
-    const uint32_t *order; /* Numbers of the destination's tensors in the order of copying. */
-    uint32_t end;          /* Place in `order` at which the current portion ends. */
+    bool asked;    /* The current state's request was made. */
+    bool answered; /* It has its reply. */
+    bool saving;   /* The source's core was asked for a save and has not refused it. */
+    struct cstd_state_pieces pieces; /* Those that are not copied yet. */
     /* Pages for the current portion of a move. */
     enum { PAGES_UNKNOWN, PAGES_AWAITED, PAGES_READY } pages;
     uint64_t bytes; /* Bytes that were written. */
@@ -63,26 +53,6 @@ struct cstd_state_copy {
     uint32_t n_done;              /* WRITEs that were answered. */
     struct cst_err err;           /* The first error; status 0: none. */
     struct cstd_deferred look;
-};
-
-/* The rows of a tensor with states, in the order in which they are written: master weights first,
- * because they change the others. */
-static const struct piece rows[] = {
-    {.row = CST_ROW_MASTER},
-    {.row = CST_ROW_WEIGHT},
-};
-
-/* The rows of each moment, which follow them. */
-static const struct piece moment_rows[] = {
-    {.row = CST_ROW_MOMENT},
-    {.row = CST_ROW_MOMENT, .raw = true},
-    {.row = CST_ROW_MOMENT, .raw = true, .exponents = true},
-};
-
-enum {
-    N_FIRST = sizeof rows / sizeof rows[0],
-    N_OF_MOMENT = sizeof moment_rows / sizeof moment_rows[0],
-    N_ROWS = N_FIRST + CST_MAX_MOMENTS * N_OF_MOMENT
 };
 
 /* -- tags ------------------------------------------------------------------------------------- */
@@ -124,7 +94,7 @@ void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
         if (copy->from == NULL) {
             copy->to->daemon->span_ops->progress(copy->to);
         }
-    } else {
+    } else if (item != MISSED_ITEM) { /* The RESTORE follows at once. */
         copy->answered = true;
         copy->saving = copy->saving && (item != SAVE_ITEM || reply->status == CST_OK);
     }
@@ -133,104 +103,8 @@ void cstd_state_copy_reply(struct cstd_job *job, const struct cst_reply *reply)
 
 /* -- pieces ----------------------------------------------------------------------------------- */
 
-/* Returns the row that is written in step @step, below N_ROWS. */
-static struct piece row_of(uint32_t step)
-{
-    uint32_t i = step - N_FIRST;
-    struct piece row;
-
-    if (step < N_FIRST) {
-        return rows[step];
-    }
-    row = moment_rows[i % N_OF_MOMENT];
-    row.row = CST_ROW_MOMENT + i / N_OF_MOMENT;
-    return row;
-}
-
-/* True if the moments of tensor @t are copied in their own format, whose blocks stay the same. */
-static bool is_raw(const struct cstd_state_copy *copy, uint32_t t)
-{
-    enum cst_moments moments = copy->to->spec.states.moments;
-
-    return moments != CST_MOMENTS_FP32 &&
-           (copy->from == NULL || moments == copy->from->spec.states.moments) &&
-           cst_reshard_is_whole(&copy->reshard, t);
-}
-
-/* True if @row of tensor @t is copied as row_of says. */
-static bool is_copied(const struct cstd_state_copy *copy, uint32_t t, const struct piece *row)
-{
-    const struct cst_layout_tensor *tensor = &copy->to->model.tensors[t];
-    const struct cst_layout_chunk *chunk = &copy->to->layout.chunks[tensor->chunk];
-
-    if (!cst_layout_is_own(chunk)) {
-        return false;
-    }
-    if (!cst_layout_has_states(chunk)) {
-        return row->row == CST_ROW_WEIGHT;
-    }
-    if (row->row == CST_ROW_WEIGHT) { /* Otherwise they are made from the master weights. */
-        return !copy->to->spec.states.grad_over_weight &&
-               copy->to->spec.states.masters == CST_MASTERS_FP32 && tensor->dtype == CST_BF16;
-    }
-    if (cst_table_is_moment((int)row->row) &&
-        (chunk->rows[row->row].segment == CST_LAYOUT_NO_ROW || row->raw != is_raw(copy, t))) {
-        return false;
-    }
-    return !row->exponents || copy->to->spec.states.moments == CST_MOMENTS_MX8;
-}
-
-/* Bytes of @n_elems elements of tensor @t, as @piece says. */
-static uint64_t bytes_of(const struct cstd_state_copy *copy, uint32_t t, const struct piece *piece,
-                         uint64_t n_elems)
-{
-    const struct cst_layout_states states = cst_layout_job_states(&copy->to->spec);
-
-    return cst_core_io_bytes(&states, copy->to->model.tensors[t].dtype, piece->row, piece->raw,
-                             piece->exponents, n_elems);
-}
-
-/* Find the row of the next piece. Returns false at the end. */
-static bool find_row(struct cstd_state_copy *copy)
-{
-    while (copy->place < copy->end) {
-        if (copy->step < N_ROWS) {
-            const struct piece row = row_of(copy->step);
-
-            if (is_copied(copy, copy->order[copy->place], &row)) {
-                return true;
-            }
-        }
-        copy->step++;
-        if (copy->step >= N_ROWS) {
-            copy->step = 0;
-            copy->place++;
-        }
-    }
-    return false;
-}
-
-/* Take the next piece. The caller has found its row. */
-static void take_piece(struct cstd_state_copy *copy, struct piece *out)
-{
-    const struct piece row = row_of(copy->step);
-    uint32_t t = copy->order[copy->place];
-    uint64_t most = SLOT_BYTES / bytes_of(copy, t, &row, CST_MX8_BLOCK) * CST_MX8_BLOCK;
-
-    *out = row;
-    out->tensor = t;
-    out->first = copy->first;
-    out->n_elems =
-        cst_reshard_reach(&copy->reshard, t, copy->first, most, SLOT_RUNS, CST_MX8_BLOCK);
-    copy->first += out->n_elems;
-    if (copy->first == copy->to->model.tensors[t].n_elems) {
-        copy->first = 0;
-        copy->step++;
-    }
-}
-
 /* The event is about @piece. */
-static void fill(struct cst_event *event, const struct piece *piece)
+static void fill(struct cst_event *event, const struct cstd_state_piece *piece)
 {
     event->row = piece->row;
     event->raw = piece->raw;
@@ -240,13 +114,14 @@ static void fill(struct cst_event *event, const struct piece *piece)
 /* Issue the READ @event of slot @i: of the source's core, or of another node. */
 static void read_from(struct cstd_state_copy *copy, uint32_t i, struct cst_event *event)
 {
-    const struct piece *piece = &copy->slots[i].piece;
+    const struct cstd_state_piece *piece = &copy->slots[i].piece;
     struct cst_err err;
 
     fill(event, piece);
     if (copy->from != NULL) {
         cstd_job_feed(copy->from, event);
-    } else if (cstd_span_read(copy->to, event, bytes_of(copy, piece->tensor, piece, event->n_elems),
+    } else if (cstd_span_read(copy->to, event,
+                              cstd_state_piece_bytes(&copy->pieces, piece, event->n_elems),
                               &err) != CST_OK) {
         copy->slots[i].n_reads--;
         copy->err = copy->err.status == CST_OK ? err : copy->err;
@@ -257,7 +132,7 @@ static void read_from(struct cstd_state_copy *copy, uint32_t i, struct cst_event
 static void read_piece(struct cstd_state_copy *copy, uint32_t i)
 {
     struct slot *slot = &copy->slots[i];
-    const struct piece *piece = &slot->piece;
+    const struct cstd_state_piece *piece = &slot->piece;
     uint64_t n = 0;
 
     slot->state = SLOT_READING;
@@ -265,14 +140,15 @@ static void read_piece(struct cstd_state_copy *copy, uint32_t i)
     for (uint32_t r = 0; n < piece->n_elems && copy->to->state != CSTD_JOB_CLOSING; r++) {
         struct cst_reshard_run run =
             cst_reshard_run(&copy->reshard, piece->tensor, piece->first + n, piece->n_elems - n);
-        struct cst_event event = {.kind = CST_EV_READ,
-                                  .tag = tag_of(copy, READ_ITEM + i * SLOT_RUNS + r),
-                                  .tensor = run.tensor,
-                                  .first = run.first,
-                                  .n_elems = run.n_elems,
-                                  .place = {.segment = copy->staging->id,
-                                            .offset = (uint64_t)i * SLOT_BYTES +
-                                                      bytes_of(copy, piece->tensor, piece, n)}};
+        struct cst_event event = {
+            .kind = CST_EV_READ,
+            .tag = tag_of(copy, READ_ITEM + i * SLOT_RUNS + r),
+            .tensor = run.tensor,
+            .first = run.first,
+            .n_elems = run.n_elems,
+            .place = {.segment = copy->staging->id,
+                      .offset = (uint64_t)i * SLOT_BYTES +
+                                cstd_state_piece_bytes(&copy->pieces, piece, n)}};
 
         slot->n_reads++;
         n += run.n_elems;
@@ -284,7 +160,7 @@ static void read_piece(struct cstd_state_copy *copy, uint32_t i)
 static void write_piece(struct cstd_state_copy *copy, uint32_t i)
 {
     struct slot *slot = &copy->slots[i];
-    const struct piece *piece = &slot->piece;
+    const struct cstd_state_piece *piece = &slot->piece;
     struct cst_event event = {
         .kind = CST_EV_WRITE,
         .tag = tag_of(copy, WRITE_ITEM + i),
@@ -294,7 +170,7 @@ static void write_piece(struct cstd_state_copy *copy, uint32_t i)
         .place = {.segment = copy->staging->id, .offset = (uint64_t)i * SLOT_BYTES}};
 
     slot->state = SLOT_WRITING;
-    copy->bytes += bytes_of(copy, piece->tensor, piece, piece->n_elems);
+    copy->bytes += cstd_state_piece_bytes(&copy->pieces, piece, piece->n_elems);
     fill(&event, piece);
     cstd_job_feed(copy->to, &event);
 }
@@ -309,13 +185,14 @@ static bool is_stopped(const struct cstd_state_copy *copy)
 /* Issue what can be issued now. Returns true when all up to `end` is copied. */
 static bool copy_more(struct cstd_state_copy *copy)
 {
-    while (!is_stopped(copy) && copy->n_filled < copy->n_done + N_SLOTS && find_row(copy)) {
+    while (!is_stopped(copy) && copy->n_filled < copy->n_done + N_SLOTS &&
+           cstd_state_pieces_left(&copy->pieces)) {
         uint32_t i = copy->n_filled % N_SLOTS;
 
         if (copy->slots[i].state != SLOT_FREE) {
             break; /* A later slot is free, but they are filled in turn. */
         }
-        take_piece(copy, &copy->slots[i].piece);
+        cstd_state_pieces_take(&copy->pieces, SLOT_BYTES, SLOT_RUNS, &copy->slots[i].piece);
         copy->n_filled++;
         read_piece(copy, i);
     }
@@ -323,7 +200,8 @@ static bool copy_more(struct cstd_state_copy *copy)
            copy->slots[copy->n_written % N_SLOTS].n_reads == 0) {
         write_piece(copy, copy->n_written++ % N_SLOTS);
     }
-    return !is_stopped(copy) && copy->n_done == copy->n_filled && !find_row(copy);
+    return !is_stopped(copy) && copy->n_done == copy->n_filled &&
+           !cstd_state_pieces_left(&copy->pieces);
 }
 
 static void on_pages(void *arg, const struct cst_err *err)
@@ -348,7 +226,7 @@ static bool begin_portion(struct cstd_state_copy *copy)
         copy->pages = rc == CST_EAGAIN ? PAGES_AWAITED : PAGES_READY;
     }
     if (copy->pages == PAGES_READY && migrate->n_moved < migrate->plan.n_portions) {
-        copy->end = migrate->plan.portions[migrate->n_moved].tensors_end;
+        copy->pieces.end = migrate->plan.portions[migrate->n_moved].tensors_end;
     }
     return copy->pages == PAGES_READY && !is_stopped(copy);
 }
@@ -378,65 +256,60 @@ static void begin_save(struct cstd_state_copy *copy)
     cstd_job_feed(copy->from, &event);
 }
 
-/* Tell the new core which steps its tensors have missed: as many as the tensor of the old job with
- * the first element. CST_ENOMEM: copy->err. */
+/* Tell the new core which steps its tensors have missed, a number for each. */
+static void feed_missed(struct cstd_state_copy *copy, const uint64_t *missed)
+{
+    cstd_job_feed(copy->to, &(struct cst_event){.kind = CST_EV_MISSED,
+                                                .tag = tag_of(copy, MISSED_ITEM),
+                                                .n_elems = copy->to->model.n_tensors,
+                                                .missed = missed});
+}
+
+/* As many as the tensor of the old job with the first element. CST_ENOMEM: copy->err. */
 static int tell_missed(struct cstd_state_copy *copy)
 {
-    const struct cst_model *to = &copy->to->model;
-    struct cst_event event = {.kind = CST_EV_MISSED, .n_elems = to->n_tensors};
+    const uint32_t n = copy->to->model.n_tensors;
     uint64_t *from = calloc(copy->from->model.n_tensors + 1, sizeof *from);
-    uint64_t *missed = calloc(to->n_tensors + 1, sizeof *missed);
+    uint64_t *missed = calloc(n + 1, sizeof *missed);
     int rc = CST_OK;
 
     if (from == NULL || missed == NULL) {
-        rc = cst_err_set(&copy->err, CST_ENOMEM, "no memory for the steps of %u tensors",
-                         to->n_tensors);
+        rc = cst_err_set(&copy->err, CST_ENOMEM, "no memory for the steps of %u tensors", n);
     } else {
         cst_core_missed_steps(copy->from->core, from);
-        for (uint32_t i = 0; i < to->n_tensors; i++) {
+        for (uint32_t i = 0; i < n; i++) {
             missed[i] = from[cst_reshard_run(&copy->reshard, i, 0, 1).tensor];
         }
-        event.missed = missed;
-        cstd_job_feed(copy->to, &event);
+        feed_missed(copy, missed);
     }
     free(from);
     free(missed);
     return rc;
 }
 
-/* Restore the destination at the step of other nodes. */
-static void restore_there(struct cstd_state_copy *copy)
+static void feed_restore(struct cstd_state_copy *copy, const struct cst_core_record *record)
 {
-    const struct cstd_span_progress *progress = cstd_span_progress(copy->to);
-    struct cst_event event = {.kind = CST_EV_RESTORE,
-                              .tag = tag_of(copy, RESTORE_ITEM),
-                              .counters = progress->record.counters,
-                              .record = &progress->record};
-
-    if (progress->missed != NULL) {
-        cstd_job_feed(copy->to, &(struct cst_event){.kind = CST_EV_MISSED,
-                                                    .n_elems = progress->n_missed,
-                                                    .missed = progress->missed});
-    }
-    cstd_job_feed(copy->to, &event);
+    cstd_job_feed(copy->to, &(struct cst_event){.kind = CST_EV_RESTORE,
+                                                .tag = tag_of(copy, RESTORE_ITEM),
+                                                .counters = record->counters,
+                                                .record = record});
 }
 
 static void restore(struct cstd_state_copy *copy)
 {
-    struct cst_event event = {.kind = CST_EV_RESTORE, .tag = tag_of(copy, RESTORE_ITEM)};
+    const struct cstd_span_progress *progress;
     struct cst_core_record record;
 
-    if (copy->from == NULL) {
-        restore_there(copy);
-        return;
+    if (copy->from != NULL && tell_missed(copy) == CST_OK) {
+        cst_core_record(copy->from->core, &record);
+        feed_restore(copy, &record);
+    } else if (copy->from == NULL) {
+        progress = cstd_span_progress(copy->to);
+        if (progress->missed != NULL) {
+            feed_missed(copy, progress->missed);
+        }
+        feed_restore(copy, &progress->record);
     }
-    if (tell_missed(copy) != CST_OK) {
-        return;
-    }
-    cst_core_record(copy->from->core, &record);
-    event.counters = record.counters;
-    event.record = &record;
-    cstd_job_feed(copy->to, &event);
 }
 
 /* Ask other nodes how far the job is, once. Returns true when they have told. */
@@ -569,16 +442,21 @@ static int make_staging(struct cstd_state_copy *copy, struct cst_err *err)
     return rc;
 }
 
-/* Choose the order of the tensors, and where to begin. */
+/* Choose the order of the pieces, and where to begin. */
 static void set_order(struct cstd_state_copy *copy)
 {
     const struct cstd_migrate *migrate = copy->to->migrate;
 
-    copy->order = copy->to->layout.order;
-    copy->end = copy->to->model.n_tensors;
+    copy->pieces = (struct cstd_state_pieces){
+        .to = copy->to,
+        .reshard = &copy->reshard,
+        .moments = (copy->from != NULL ? copy->from : copy->to)->spec.states.moments,
+        .order = copy->to->layout.order,
+        .end = copy->to->model.n_tensors};
     if (migrate != NULL) {
-        copy->order = migrate->plan.tensors;
-        copy->place = copy->end = cst_migration_begin(&migrate->plan, migrate->n_moved).tensors_end;
+        copy->pieces.order = migrate->plan.tensors;
+        copy->pieces.place = copy->pieces.end =
+            cst_migration_begin(&migrate->plan, migrate->n_moved).tensors_end;
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include "daemon/job/base_job.h"
 #include "daemon/job/commit.h"
+#include "daemon/job/commit_wait.h"
 #include "daemon/job/done.h"
 #include "daemon/base/daemon_state.h"
 #include "daemon/memory/edge_slots.h"
@@ -468,18 +469,15 @@ static void fill_users(const struct cstd_job *job, struct details *details, Cist
     }
 }
 
-/* Returns what the job, or the one that is to take its place, waits for; NULL: it waits for no
- * rank. */
+/* Returns what the job, or the one that is to take its place, waits for; NULL: for nothing.
+ */
 static char *waits_for(const struct cstd_job *job, char *text, size_t size)
 {
     job = job->successor != NULL ? job->successor : job;
     if (job->core != NULL) {
         cst_core_waits(job->core, text, size);
     } else {
-        (void)snprintf(text, size, "rank ");
-        cstd_commit_missing(job, text + strlen(text), size - strlen(text));
-        /* Drop the word "rank" if no rank follows. */
-        text[0] = text[strlen("rank ")] != '\0' ? text[0] : '\0';
+        cstd_commit_missing(job, text, size);
     }
     return text[0] != '\0' ? text : NULL;
 }
