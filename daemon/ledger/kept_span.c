@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out)
+bool cstd_kept_span_fill(const struct cstd_job *job, struct cstd_kept_span *out)
 {
     const struct cstd_span *span = job->span;
 
@@ -31,12 +31,12 @@ bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *
     return true;
 }
 
-bool cstd_span_is_open(const struct cstd_job *job)
+bool cstd_kept_span_is_open(const struct cstd_job *job)
 {
     return job->span == NULL || job->span->members != NULL;
 }
 
-void cstd_span_record(const struct cstd_job *job, struct cstd_ledger_members *out)
+void cstd_kept_span_record(const struct cstd_job *job, struct cstd_ledger_members *out)
 {
     const struct cstd_span *span = job->span;
 

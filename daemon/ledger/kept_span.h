@@ -10,18 +10,18 @@
 struct cstd_job;
 
 /* What the ledger has of a span; refers to itself and to the job. */
-struct cstd_span_ledger {
+struct cstd_kept_span {
     Ledger__Span span;
     Ledger__Node nodes[CST_MACHINES_MAX], *list[CST_MACHINES_MAX];
 };
 
 /* Fill *out. False: the job has no span. */
-bool cstd_span_fill_ledger(const struct cstd_job *job, struct cstd_span_ledger *out);
+bool cstd_kept_span_fill(const struct cstd_job *job, struct cstd_kept_span *out);
 
 /* True if @job has no span, or its members are open. */
-bool cstd_span_is_open(const struct cstd_job *job);
+bool cstd_kept_span_is_open(const struct cstd_job *job);
 
 /* Write what the ledger has to remember of the parts, whose members are open. */
-void cstd_span_record(const struct cstd_job *job, struct cstd_ledger_members *out);
+void cstd_kept_span_record(const struct cstd_job *job, struct cstd_ledger_members *out);
 
 #endif

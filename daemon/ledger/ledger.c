@@ -139,7 +139,7 @@ static void write_members(struct cstd_job *job)
 {
     struct cstd_ledger_members members;
 
-    cstd_span_record(job, &members);
+    cstd_kept_span_record(job, &members);
     cstd_ledger_file_write_members(&job->ledger.file, &members);
 }
 
@@ -195,7 +195,7 @@ static bool may_begin(const struct cstd_job *job)
 void cstd_ledger_note(struct cstd_job *job)
 {
     struct cstd_ledger *ledger = &job->ledger;
-    bool begins = may_begin(job) && cstd_span_is_open(job);
+    bool begins = may_begin(job) && cstd_kept_span_is_open(job);
     struct cstd_ledger_record record;
     struct cst_err err;
 
@@ -289,7 +289,7 @@ int cstd_ledger_keep_all(struct cstd_daemon *daemon, struct cst_err *err)
         }
         if (job->state == CSTD_JOB_REVIVING) {
             rc = cst_err_set(err, CST_EBUSY, "it is still being taken over itself: try again");
-        } else if (record.core.initialised && !cstd_span_is_open(job)) {
+        } else if (record.core.initialised && !cstd_kept_span_is_open(job)) {
             rc = cst_err_set(err, CST_EBUSY, "its nodes are still meeting: try again");
         } else if (record.core.initialised && job->ledger.work != NULL) {
             rc = cst_err_set(err, CST_EBUSY, "its ledger is being made: try again");

@@ -65,7 +65,7 @@ struct parts {
     Ledger__Segment *segments, **segment_list;
     Ledger__Rank *ranks, **rank_list;
     Ledger__Device devices[CSTD_ARENA_MAX_ENGINES], *device_list[CSTD_ARENA_MAX_ENGINES];
-    struct cstd_span_ledger span;
+    struct cstd_kept_span span;
     uint64_t class_elems[CST_LAYOUT_MAX_CLASSES];
     uint32_t *gids;
     uint8_t *plan;
@@ -271,7 +271,7 @@ static int fill(struct cstd_job *job, struct parts *parts, Ledger__Job *out, str
     out->states_why = job->plan.states_why;
     out->has_landings = 1;
     out->landings = (uint32_t)job->layout.lands;
-    out->span = cstd_span_fill_ledger(job, &parts->span) ? &parts->span.span : NULL;
+    out->span = cstd_kept_span_fill(job, &parts->span) ? &parts->span.span : NULL;
     out->has_replaces = job->predecessor != NULL;
     out->replaces = job->predecessor != NULL ? job->predecessor->serial : 0;
     return CST_OK;

@@ -18,7 +18,9 @@ static void copy_bits(struct machines *sim, struct mmessage *message)
     if (m->n_unused > sizeof message->bits) {
         machines_fail(sim, "%u bytes of bits for %u tensors", m->n_unused, sim->n_chunks);
     }
-    memcpy(message->bits, m->unused, m->n_unused);
+    if (m->n_unused > 0) {
+        memcpy(message->bits, m->unused, m->n_unused);
+    }
     m->unused = message->bits;
     sim->totals->unused += m->kind == CST_MESSAGE_UNUSED;
 }
