@@ -13,6 +13,7 @@
 #include "cistern/cuda.h"
 #include "cistern/device.h"
 #include "proto/job_options.h"
+#include "proto/optimizers.h"
 #include "config.h"
 
 #include <ctype.h>
@@ -389,6 +390,16 @@ static void print_enums(void)
     ENUMS(PRINT_ENUM)
 }
 
+/* Print the default of beta2 by number of the optimizer. */
+static void print_beta2(void)
+{
+    printf("\n\nBETA2 = (");
+    for (int i = 0; i < CST_OPTIMIZER_COUNT; i++) {
+        printf("%s%g", i > 0 ? ", " : "", cst_optimizer_beta2((enum cst_optimizer)i));
+    }
+    printf(")  # By default, of each optimizer.\n");
+}
+
 /* -- functions ------------------------------------------------------------------------------ */
 
 /* cst_job_use_device and the three that write errors are for libraries in C. */
@@ -560,6 +571,7 @@ int main(void)
     printf("ALL_RANKS = %u\n", CST_ALL_RANKS);
     printf("LAUNCH_UNKNOWN = %u\n", CST_LAUNCH_UNKNOWN);
     print_enums();
+    print_beta2();
     print_structs();
     print_job_options();
     print_functions();

@@ -208,6 +208,18 @@ class Interface(TorchCase):
         for name, value in states[0].items():
             self.assertTrue(torch.equal(value, states[1][name]), name)
 
+    def test_betas_are_by_default_those_of_other_ranks(self) -> None:
+        """Those of libcistern, which ranks in C have: other ones are refused."""
+        for rule, beta2 in (("adamw", 0.999), ("lion", 0.99)):
+            _, store = self.twins(models.gpt2, optimizer=rule, overlap=cistern.Overlap.EARLY)
+            optimizer = store.optimizer(lr=1e-2, weight_decay=0)
+            self.assertEqual(optimizer.param_groups[0]["betas"], (0.9, beta2))
+            backward(store.model)  # It prepares the step.
+            store.job.prepare_step(cistern.HyperParams(lr=1e-2))
+            with self.assertRaisesRegex(cistern.CstError, "prepared with other"):
+                store.job.prepare_step(cistern.HyperParams(lr=1e-2, beta1=0.9, beta2=0.5))
+            store.close(remove=True)
+
     def test_a_closure_computes_the_loss(self) -> None:
         _, store = self.twins(models.gpt2)
         optimizer = store.optimizer(lr=1e-2)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from cistern import checks
+from cistern._abi import BETA2
 from cistern._abi import Optimizer as Rule
 from cistern.errors import StepVoid
 from cistern.results import HyperParams, StepResult
@@ -150,7 +151,7 @@ class Optimizer(torch.optim.Optimizer):
             checks.number(name, value)
         # libcistern takes these as their defaults.
         if beta2 == 0 and self.store.job.optimizer is Rule.SGD:
-            beta2 = 0.999  # SGD does not use it.
+            beta2 = BETA2[Rule.SGD]  # SGD does not use it.
         if beta2 == 0:
             raise ValueError(f"cistern: betas of ({beta1:g}, 0) are not supported")
         if first["eps"] == 0 or self.grad_scale == 0:

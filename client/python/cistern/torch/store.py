@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cistern._abi import Unused
+from cistern._abi import BETA2, Unused
 from cistern.client import Client
 from cistern.errors import StepVoid
 from cistern.job import Job
@@ -238,8 +238,9 @@ class Store(States):
         """Return the optimizer of the job. With Lion and SGD, ``betas[0]`` is the momentum.
 
         What is not given is taken from the file ``config`` of ``attach``, and is otherwise as in
-        ``torch.optim.AdamW``: betas of 0.9 and 0.999 and a decay of 0.01. Schedules are not taken
-        from the file. ValueError: there is no ``lr``. TypeError: an argument is no number.
+        ``torch.optim.AdamW``: betas of 0.9 and 0.999 (Lion: 0.99) and a decay of 0.01. Schedules
+        are not taken from the file. ValueError: there is no ``lr``. TypeError: an argument is no
+        number.
 
         ``groups`` has what differs in groups 0, 1, ... of the parameters (``attach``): ``lr`` and
         ``weight_decay``. An example is ``[{}, {"weight_decay": 0.0}]``.
@@ -256,7 +257,7 @@ class Store(States):
         self._optimizer = Optimizer(
             self,
             lr=lr,
-            betas=(first(beta1, None, 0.9), first(beta2, None, 0.999)),
+            betas=(first(beta1, None, 0.9), first(beta2, None, BETA2[self.job.optimizer])),
             eps=eps,
             weight_decay=first(weight_decay, given("weight_decay"), 0.01),
             clip_norm=first(clip_norm, given("clip"), 0.0),
