@@ -213,16 +213,12 @@ acquaint a b
 # shellcheck disable=SC2016 # for the rank's shell
 train='echo $$ >'$tmp'/pid$RANK; exec ./cistern-gpt "$@" --loss-file '$tmp'/losses.$WORLD_SIZE.$LOCAL_WORLD_SIZE.$RANK'
 
-has_step() {
-    [ "$(on a jobs --json | jq '.[0].step // 0')" -ge "$1" ]
-}
-
 CISTERN_SOCKET=$tmp/a/run/cistern.sock ./cistern run -n 2 -- sh -c "$train" - "${model[@]}" --data "$tmp/text" --job one >"$tmp/one.log" 2>&1 ||
     fail "one node: $(cat "$tmp/one.log")"
 on a rm one >"$tmp/removed.log"
 poll has_no_job a
 begin --restart -- sh -c "$train" - "${model[@]}" --data "$tmp/text" --job two
-poll has_step 20
+poll has_made a two 20
 kill -KILL "$(cat "$tmp/pid1")"
 await_end
 status_is 0

@@ -27,42 +27,27 @@ begin_rank() {
         CISTERN_SOCKET=$tmp/$node/run/cistern.sock ./tests/lib/mixed_rank "$job" "$rank" "$here" $steps \
             model=linear unused=skip "${c[@]}" "${given[@]}" >"$tmp/$job.$number.log" 2>&1 &
     fi
-    workers+=($!)
+    pids[number]=$!
 }
 
 # Train job $1 with the next $3 ranks on node $2, the next $5 on node $4, and so on, and save it from each node.
 train() {
-    local job=$1 number=0 rank worker node used=()
+    local job=$1 number=0 rank node nodes=()
     shift
-    workers=()
+    pids=()
     while [ $# -gt 0 ]; do
-        used+=("$1")
+        nodes+=("$1")
         for ((rank = 0; rank < $2; rank++)); do
             begin_rank "$job" "$1" "$rank" "$2" $((number + rank))
         done
         number=$((number + $2))
         shift 2
     done
-    for worker in "${workers[@]}"; do
-        wait "$worker" || fail "$what: $job: a rank failed"
+    await_ranks "$job"
+    for node in "${nodes[@]}"; do
+        save_on "$node" "$job" "$job.$node"
     done
-    for node in "${used[@]}"; do
-        on "$node" save "$job" "$tmp/saved/$job.$node" >"$tmp/save.log" 2>&1 || fail "$what: node $node saves $job"
-    done
-    on "${used[0]}" rm "$job" >"$tmp/removed.log" || fail "rm $job"
-    for node in "${used[@]}"; do
-        poll has_no_job "$node"
-    done
-}
-
-# Node $1 has saved the states of job two that node a has saved of job one.
-same() {
-    local file n=0
-    for file in "$tmp"/saved/one.a/*/*.safetensors; do
-        cmp "$file" "$tmp/saved/two.$1/${file#"$tmp/saved/one.a/"}" || fail "$what: node $1 has other states in ${file##*/}"
-        n=$((n + 1))
-    done
-    [ $n -gt 0 ] || fail "job one has saved nothing"
+    remove_job "$job"
 }
 
 start_node a
@@ -78,9 +63,9 @@ while IFS='|' read -r words on_a in_c sections; do
     jq -n "{memory: {chunk: 12288}, parallel: {block_ranks: 1}} * $sections" >"$tmp/job.json"
     train one a ${#programs[@]}
     train two a "$on_a" b $((${#programs[@]} - on_a))
-    same a
-    same b
-    rm -r "$tmp/saved"
+    same_states one.a two.a
+    same_states one.a two.b
+    rm -r "$tmp"/saved-*
     printf 'same states on one and two nodes: %s\n' "$what"
 done <<'END'
 torch c|1||{}

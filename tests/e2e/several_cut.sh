@@ -44,19 +44,6 @@ for i in 0 1 2; do
     ip -n "${spaces[i]}" link set lo up
 done
 
-# Start rank $2 of job $1 on its node. Sets pids[$2].
-rank() {
-    local out=()
-    [ "$2" -gt 0 ] || out=(--loss-file "$tmp/$1.losses")
-    ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${nodes[$2]}/run/cistern.sock" --job "$1" --world 1 --all-ranks 3 \
-        --first-rank "$2" "${out[@]}" >>"$tmp/$1.$2.log" 2>&1 &
-    pids[$2]=$!
-}
-
-has_made() {
-    [ "$(on a jobs --json | jq --arg job "$1" '[.[] | select(.name == $job).step] | first // 0')" -ge "$2" ]
-}
-
 # True when the other nodes have voted on going on without node c for the $1-th time.
 is_removed() {
     [ "$(grep -c "job 'cut': epoch .* removed: c$" "$tmp/a.log")" = "$1" ]
@@ -72,8 +59,7 @@ away() {
     if [ "$1" = cable ]; then
         ip -n "$hub" link set cable2 down
     else
-        # shellcheck disable=SC2046 # pids
-        kill -STOP "$(cat "$tmp/c.pid")" $(children "$(cat "$tmp/c.pid")")
+        signal_node c STOP
     fi
 }
 
@@ -81,8 +67,7 @@ back() {
     if [ "$1" = cable ]; then
         ip -n "$hub" link set cable2 up
     else
-        # shellcheck disable=SC2046 # pids
-        kill -CONT "$(cat "$tmp/c.pid")" $(children "$(cat "$tmp/c.pid")")
+        signal_node c CONT
     fi
 }
 
@@ -96,25 +81,21 @@ for i in 0 1 2; do
     # shellcheck disable=SC2034 # of several.sh and lib.sh
     node_host=10.98.0.$((i + 1)) under=(ip netns exec "${spaces[i]}")
     start_node "${nodes[i]}" trusted --keep
-    echo "$node_pid" >"$tmp/${nodes[i]}.pid"
 done
 acquaint "${nodes[@]}"
 
 n_lost=0 n_removed=0
 for job in calm cut; do
-    pids=()
-    for r in 0 1 2; do
-        rank "$job" "$r"
-    done
+    begin_ranks "$job"
     if [ "$job" = cut ]; then
         at=20
         for how in cable processes; do
-            poll has_made cut $((at + RANDOM % 20))
+            poll has_made a cut $((at + RANDOM % 20))
             n_lost=$((n_lost + 1))
             away $how
             poll has_lost_link $n_lost
             back $how # In time.
-            poll has_made cut $((at + 40 + RANDOM % 20))
+            poll has_made a cut $((at + 40 + RANDOM % 20))
             n_lost=$((n_lost + 1)) n_removed=$((n_removed + 1))
             away $how
             poll is_removed $n_removed
@@ -126,17 +107,8 @@ for job in calm cut; do
             at=$((at + 80))
         done
     fi
-    for pid in "${pids[@]}"; do
-        wait "$pid" || fail "$job: a rank failed"
-    done
-    on b save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
-    on a rm "$job" >"$tmp/removed.log" || fail "rm $job"
-    for node in "${nodes[@]}"; do
-        poll has_no_job "$node"
-    done
+    end_job "$job"
 done
-cmp "$tmp/calm.losses" "$tmp/cut.losses" || fail "other losses: $(diff "$tmp/calm.losses" "$tmp/cut.losses" | head -4)"
-for file in "$tmp"/saved-calm/*/*.safetensors; do
-    cmp "$file" "$tmp/saved-cut/${file#"$tmp/saved-calm/"}" || fail "other states"
-done
+same_losses calm cut
+same_states calm cut
 printf 'after cuts and stops, in time and too late: the same losses and states\n'

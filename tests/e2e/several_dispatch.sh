@@ -44,43 +44,19 @@ begin_all() {
     done
 }
 
-# Wait for the workers of job $1, save its states and remove it.
-end_all() {
-    local job=$1 rank node
-    for rank in "${!pids[@]}"; do
-        wait "${pids[rank]}" || fail "$job: worker $rank failed: $(tail -3 "$tmp/$job.$rank.log")"
-    done
-    on "${nodes[-1]}" save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
-    on "${nodes[0]}" rm "$job" >"$tmp/removed.log" || fail "rm $job"
-    for node in "${nodes[@]}"; do
-        poll has_no_job "$node"
-    done
-}
-
 # Train job $1 with the options $2 and so on.
 train() {
     begin_all "$@"
-    end_all "$1"
-}
-
-# Job $2 has the states that job $1 has saved.
-same_states() {
-    local file n=0
-    for file in "$tmp/saved-$1"/*/*.safetensors; do
-        cmp "$file" "$tmp/saved-$2/${file#"$tmp/saved-$1/"}" || fail "$2, '$options': other states in ${file##*/}"
-        n=$((n + 1))
-    done
-    [ $n -gt 0 ] || fail "job $1 has saved nothing"
+    end_job "$1"
 }
 
 same() {
-    cmp "$tmp/$1.losses" "$tmp/$2.losses" || fail "$2, '$options': other losses"
+    same_losses "$1" "$2"
     same_states "$1" "$2"
 }
 
 for node in a b c d; do
     start_node "$node" trusted --keep
-    echo "$node_pid" >"$tmp/$node.pid"
 done
 acquaint a b c d
 
@@ -90,6 +66,7 @@ if sparse; then
 fi
 for options in "${all_options[@]}"; do
     read -r -a given <<<"--parallel dispatch --steps 5 --block-ranks 1 $options"
+    what="'$options'"
     nodes=(a) worlds=(4)
     train one "${given[@]}"
     nodes=(a b) worlds=(2 2)
@@ -108,7 +85,7 @@ for options in "${all_options[@]}"; do
 done
 
 # The model is that of workers that do a batch each: these have the same texts, and only the order of some sums is another one.
-options="no dispatch"
+what="no dispatch"
 train plain --steps 5 --block-ranks 1
 paste "$tmp/plain.losses" "$tmp/unlike.losses" | while read -r one another; do
     awk -v a="$(printf '%.9f' "$one")" -v b="$(printf '%.9f' "$another")" 'BEGIN { exit !(a - b < 1e-3 && b - a < 1e-3) }' ||
@@ -116,14 +93,14 @@ paste "$tmp/plain.losses" "$tmp/unlike.losses" | while read -r one another; do
 done
 
 # Without block_ranks the ranks of a node are one rank block, as are two ranks of one node here.
-options="two ranks in a rank block"
+what="two ranks in a rank block"
 nodes=(a) worlds=(4)
 train blocks --parallel dispatch --steps 5 --block-ranks 2
 nodes=(a b) worlds=(2 2)
 train nodes --parallel dispatch --steps 5
 same blocks nodes
 # A pipeline on each node does the same work.
-options="a pipeline on each node"
+what="a pipeline on each node"
 train pipelines --parallel pipeline --steps 5
 same nodes pipelines
 nodes=(a b) worlds=(1 2)
@@ -135,62 +112,38 @@ grep -q 'give block_ranks' "$tmp"/refused.*.log || fail "said: $(cat "$tmp"/refu
 
 # -- deaths -------------------------------------------------------------------------------------------------------------------------
 
-# True when the job has made $1 steps.
-has_made() {
-    [ "$(on a jobs --json | jq '.[0].step // 0')" -ge "$1" ]
-}
-
-# Kill the engine of the network of node $1, if there is one now.
-kill_engine() {
-    local engine
-    for engine in $(children "$(cat "$tmp/$1.pid")"); do
-        if has -z engine-net "/proc/$engine/cmdline" 2>/dev/null; then
-            kill -9 "$engine" || true
-        fi
-    done
-}
-
 kill_worker() {
     kill -9 "${pids[$1]}" || fail "worker $1 has ended"
     wait "${pids[$1]}" || true
 }
 
-# Kill the daemon of node $1, and wait until the next one is ready.
-kill_daemon() {
-    kill -9 "$(cat "$tmp/$1.pid")"
-    await_node "$1"
-    echo "$node_pid" >"$tmp/$1.pid"
-}
-
-options=deaths
+what=deaths
 nodes=(a b c) worlds=(2 2 2)
 killed=(--parallel dispatch --steps 170 --copies 2)
 train calm "${killed[@]}"
 begin_all killed "${killed[@]}"
 # The other worker of node b does all units, in the same attempt, until it comes back.
-poll has_made $((10 + RANDOM % 10))
+poll has_made a killed $((10 + RANDOM % 10))
 attempt=$(on a job killed --json | jq .attempt)
 [ "$attempt" -gt 0 ] || fail "the attempt is $attempt"
 kill_worker 3
-poll has_made $((30 + RANDOM % 10))
+poll has_made a killed $((30 + RANDOM % 10))
 [ "$(on a job killed --json | jq .attempt)" = "$attempt" ] || fail "the death of a worker of several has interrupted the attempt"
 begin 1 1 2 2 killed 6 "${killed[@]}"
 # Node c has no worker for a while, and the step is done again.
-poll has_made $((50 + RANDOM % 10))
+poll has_made a killed $((50 + RANDOM % 10))
 kill_worker 4
 kill_worker 5
 begin 2 1 2 4 killed 6 "${killed[@]}"
 begin 2 0 2 4 killed 6 "${killed[@]}"
-poll has_made $((70 + RANDOM % 10))
-kill_engine "${nodes[RANDOM % 3]}"
+poll has_made a killed $((70 + RANDOM % 10))
+kill_net_engine "${nodes[RANDOM % 3]}"
 for steps in 90 120; do
-    poll has_made $((steps + RANDOM % 10))
-    kill_daemon "${nodes[RANDOM % 3]}"
+    poll has_made a killed $((steps + RANDOM % 10))
+    kill_daemons "${nodes[RANDOM % 3]}"
 done
-end_all killed
+end_job killed
 # The loss of a step that was committed when the daemon died is not known to its worker.
-[ "$(grep -c nan "$tmp/killed.losses")" -le 2 ] || fail "more than 2 losses are not known"
-awk 'NR == FNR { calm[FNR] = $0; next } $0 != "nan" && $0 != calm[FNR] { exit 1 } END { exit FNR == length(calm) ? 0 : 1 }' \
-    "$tmp/calm.losses" "$tmp/killed.losses" || fail "other losses after deaths: $(diff "$tmp/calm.losses" "$tmp/killed.losses" | head -4)"
+same_losses calm killed 2
 same_states calm killed
 printf 'after deaths of workers, an engine and daemons: the same losses and states\n'

@@ -188,7 +188,7 @@ begin_rank() {
         ./cistern-gpt --socket "$tmp/$node/run/cistern.sock" --job "$job" --rank "$rank" --world "$here" --first-rank $((number - rank)) \
             --all-ranks "$ranks" "${out[@]}" "$@" >"$tmp/$job.$number.log" 2>&1 &
     fi
-    workers+=($!)
+    pids+=($!)
 }
 
 # Begin job $1 on the places $2, words, with the options $3...
@@ -205,41 +205,21 @@ begin() {
     done
 }
 
-# Node $2 saves job $1.
-save() {
-    on "$2" save "$1" "$tmp/saved/$1.$2" >"$tmp/save.log" 2>&1 || fail "$what: node $2 saves $1: $(cat "$tmp/save.log")"
-}
-
-# Node $1 has saved the states that node $2 has saved of the other job.
-same() {
-    local file n=0 mine=$tmp/saved/drawn$i.$1 theirs=$tmp/saved/other$i.$2
-    for file in "$theirs"/*/*.safetensors; do
-        cmp "$file" "$mine/${file#"$theirs/"}" || fail "$what: node $1 has other states in ${file##*/}"
-        n=$((n + 1))
-    done
-    [ $n -gt 0 ] || fail "$what: node $2 has saved nothing"
-    [ "$(jq -c .job.missed "$mine"/*/cistern.json)" = "$(jq -c .job.missed "$theirs"/*/cistern.json)" ] ||
-        fail "$what: node $1 has counted other steps that tensors have missed"
-}
-
 run() {
-    local worker place
-    workers=()
+    local place other=${there[0]%:*}
+    pids=()
     begin "other$i" "${there[*]}" "${options[@]}" "${others[@]}"
     begin "drawn$i" "${places[*]}" "${options[@]}" "${own[@]}"
-    for worker in "${workers[@]}"; do
-        wait "$worker" || fail "$what: a rank failed"
-    done
-    [ "$kind" = mixed ] || cmp "$tmp/other$i.losses" "$tmp/drawn$i.losses" || fail "$what: other losses"
-    mkdir "$tmp/saved"
-    save "other$i" "${there[0]%:*}"
+    await_ranks "jobs $i"
+    [ "$kind" = mixed ] || same_losses "other$i" "drawn$i"
+    save_on "$other" "other$i"
     for place in "${places[@]}"; do
-        save "drawn$i" "${place%:*}"
-        same "${place%:*}" "${there[0]%:*}"
+        save_on "${place%:*}" "drawn$i" "drawn$i.${place%:*}"
+        same_states "other$i" "drawn$i.${place%:*}"
     done
-    on "${there[0]%:*}" rm "other$i" >"$tmp/removed.log" || fail "rm other$i"
+    on "$other" rm "other$i" >"$tmp/removed.log" || fail "rm other$i"
     on "${places[0]%:*}" rm "drawn$i" >"$tmp/removed.log" || fail "rm drawn$i"
-    rm -r "$tmp/saved" "$tmp"/other"$i".* "$tmp"/drawn"$i".*
+    rm -r "$tmp"/saved-* "$tmp"/other"$i".* "$tmp"/drawn"$i".*
 }
 
 all=(a b c d)

@@ -28,26 +28,8 @@ train() {
         done
         first=$((first + here))
     done
-    for pid in "${pids[@]}"; do
-        wait "$pid" || fail "$job: a rank failed"
-    done
-    sed -n 's/^done: .* loss/loss/p' "$tmp/$job.${nodes[0]}.0.log" | cut -d, -f1 >"$tmp/$job.done"
-    # All states, from any node, whichever has them.
-    on "${nodes[-1]}" save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
-    on "${nodes[0]}" rm "$job" >"$tmp/removed.log" || fail "rm $job"
-    for node in "${nodes[@]}"; do
-        poll has_no_job "$node"
-    done
-}
-
-# The states that job $1 has saved are those of job one.
-same_states() {
-    local file n=0
-    for file in "$tmp"/saved-one/*/*.safetensors; do
-        cmp "$file" "$tmp/saved-$1/${file#"$tmp/saved-one/"}" || fail "$1, '$options': other states in ${file##*/}"
-        n=$((n + 1))
-    done
-    [ $n -gt 0 ] || fail "job one has saved nothing"
+    await_ranks "$job"
+    end_job "$job"
 }
 
 start_node a
@@ -59,17 +41,18 @@ acquaint a b c d
 for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16" "--optimizer muon" "--copies 2" "--masters split" \
     "--micro-batches 2"; do
     read -r -a given <<<"$options"
+    what="'$options'"
     nodes=(a)
     train one "${given[@]}"
     nodes=(a b)
     train two "${given[@]}"
-    cmp "$tmp/one.losses" "$tmp/two.losses" || fail "two nodes, '$options': other losses"
-    same_states two
+    same_losses one two
+    same_states one two
     if ! sparse; then
         nodes=(a b c d)
         train four "${given[@]}"
-        cmp "$tmp/one.losses" "$tmp/four.losses" || fail "four nodes, '$options': other losses"
-        same_states four
+        same_losses one four
+        same_states one four
     fi
     # A checkpoint of one number of nodes goes on with another one.
     if [ -z "$options" ]; then
@@ -78,12 +61,13 @@ for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16"
             nodes=("${nodes[@]:0:n}")
             train "on$n" --steps 8 --resume "$tmp/saved-two"
         done
-        cmp "$tmp/on1.losses" "$tmp/on2.losses" || fail "a checkpoint: other losses on two nodes"
+        same_losses on1 on2
     fi
     rm -r "$tmp"/saved-*
     printf 'same losses and states on one, two and four nodes: %s\n' "${options:-no options}"
 done
 
+what=
 # Parts that differ.
 rank_of() {
     LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 RANK=$2 WORLD_SIZE=2 ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$1/run/cistern.sock" \
@@ -111,8 +95,8 @@ nodes=(e)
 train one
 nodes=(e f)
 train encrypted
-cmp "$tmp/one.losses" "$tmp/encrypted.losses" || fail "two nodes with an encrypted network: other losses"
-options=encrypted same_states encrypted
+same_losses one encrypted
+same_states one encrypted
 rank_of e 0 &
 pid=$!
 ! rank_of g 1 || fail "a node with another network was accepted"

@@ -11,29 +11,9 @@ not_sparse
 need jq
 
 nodes=(a b)
-declare -A daemon
 steps=6
 model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000)
 write_text 400
-
-# Start the ranks of job $1 with the options "$@" from the second on: rank r is on nodes[r]. Sets pids.
-train() {
-    local job=$1 r
-    shift
-    pids=()
-    for r in "${!nodes[@]}"; do
-        ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/${nodes[r]}/run/cistern.sock" --job "$job" --world 1 --all-ranks ${#nodes[@]} \
-            --first-rank "$r" "$@" >"$tmp/$job.$r.log" 2>&1 &
-        pids[r]=$!
-    done
-}
-
-finish_ranks() {
-    local pid
-    for pid in "${pids[@]}"; do
-        wait "$pid" || fail "a rank failed: $(tail -n 3 "$tmp"/*.log)"
-    done
-}
 
 # What jq prints of job $2 on node $1, with the filter $3. $node is the other node.
 of() {
@@ -64,14 +44,13 @@ has_moved() {
 
 for node in "${nodes[@]}"; do
     start_node "$node"
-    daemon[$node]=$node_pid
 done
 acquaint "${nodes[@]}"
 
 # In a step, each of N nodes receives (b + 2)(N - 1)/N bytes for each parameter: all of two nodes receive (b + 2) for each.
 for micro in 1 2; do
-    train "job$micro" --steps $steps --micro-batches $micro
-    finish_ranks
+    begin_ranks "job$micro" --steps $steps --micro-batches $micro
+    await_ranks "job$micro"
     bytes=$((($((2 * micro)) + 2) * $(of a "job$micro" .n_params) * steps))
     poll has_moved "job$micro" $bytes
     printf '%d micro-batches: %d bytes in %d steps, as by the formula\n' $micro $bytes $steps
@@ -126,8 +105,8 @@ done
 start_node c
 acquaint a b c
 nodes=(a b c)
-train chain --steps 40
-poll is a chain '.step >= 2'
+begin_ranks chain --steps 40
+poll has_made a chain 2
 kill -STOP "${pids[2]}"
 for node in a b; do
     poll says $node '^chain .* waits for node c, for [0-9]+ s' jobs
@@ -138,7 +117,7 @@ for node in a b; do
 done
 ended=$(date +%s%N)
 kill -CONT "${pids[2]}"
-finish_ranks
+await_ranks chain
 for node in a b; do
     is $node chain ".nodes[2].wait_seconds * 1e9 >= $((ended - began))" || fail "$((ended - began)) ns: $(of $node chain .nodes)"
 done
@@ -149,8 +128,8 @@ for node in a b c; do
 done
 
 # A slow node is named while the step waits for it and afterwards: all of the time is charged to it.
-train slow --steps 40
-poll is a slow '.step >= 2'
+begin_ranks slow --steps 40
+poll has_made a slow 2
 kill -STOP "${pids[1]}"
 poll is a slow '.nodes[1].waits_s > 0'
 began=$(date +%s%N)
@@ -159,13 +138,13 @@ must_say a 'step waits for node b: [0-9]+ %, now for ' job slow
 is a slow '.nodes[1] | .up and .member' || fail "a slow node is no member"
 ended=$(date +%s%N)
 kill -CONT "${pids[1]}"
-finish_ranks
+await_ranks slow
 is a slow ".nodes[1].wait_seconds * 1e9 >= $((ended - began))" || fail "$((ended - began)) ns: $(of a slow .nodes)"
 # b has waited for nothing of this.
 is b slow ".nodes[0].wait_seconds < $(of a slow '.nodes[1].wait_seconds')" || fail "b waited longer: $(of b slow .nodes)"
 
 # A node that is away is named, with what a manager can do.
-kill -STOP "${daemon[b]}"
+kill -STOP "${daemon_of[b]}"
 poll is a slow '.nodes[1] | .up | not'
 is a slow '(.node_wait | test("^waits for node b, away for [0-9]+ s$")) and .nodes[1].member and .nodes[1].reason != null
     and (.node_state | test("^waits for b, which is away: .*cistern node drop b"))' || fail "without b: $(of a slow .)"
@@ -181,11 +160,11 @@ must_say a '^b +down .* slow ' node list
 on a rm slow >"$tmp/out" || fail "rm slow"
 grep -q '^there is no link to node b: the part of the job there remains until there is one' "$tmp/out" || fail "rm slow said: $(cat "$tmp/out")"
 has_no_job a || fail "job slow is still on a"
-kill -CONT "${daemon[b]}"
+kill -CONT "${daemon_of[b]}"
 poll has_no_job b
 has "removed: node 'a': job 'slow' was removed" "$tmp/b.log" || fail "b does not say why: $(tail "$tmp/b.log")"
 
 # The same name can be used again: the end of the earlier job is no end of this one.
-train slow --steps 2
-finish_ranks
+begin_ranks slow --steps 2
+await_ranks slow
 is a slow '.step == 2 and .nodes[1].member' || fail "another job of the name: $(of a slow .)"

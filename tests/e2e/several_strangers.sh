@@ -17,25 +17,12 @@ n_connections=${CST_TEST_CONNECTIONS:-400}
 seed=${CST_TEST_SEED:-$$}
 printf 'seed %d\n' "$seed"
 model=(--layers 8 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000 --steps 60)
-declare -A daemon
 write_text 400
-
-# Start rank $2 of job $1 on node $3, with the options $4... Sets pids[$2].
-rank() {
-    ./cistern-gpt "${model[@]}" --data "$tmp/text" --socket "$tmp/$3/run/cistern.sock" --job "$1" --world 1 --all-ranks 2 \
-        --first-rank "$2" "${@:4}" >"$tmp/$1.$2.log" 2>&1 &
-    pids[$2]=$!
-}
-
-# True when the job $1 on node $2 has made $3 steps.
-has_made() {
-    [ "$(on "$2" jobs --json | jq --arg job "$1" '[.[] | select(.name == $job).step] | first // 0')" -ge "$3" ]
-}
 
 # The ports at which node $1 and its engines listen.
 ports_of() {
     local pid
-    for pid in "${daemon[$1]}" $(children "${daemon[$1]}"); do
+    for pid in "${daemon_of[$1]}" $(children "${daemon_of[$1]}"); do
         ss -Hltnp | awk -v pid="pid=$pid," 'index($0, pid) { sub(/.*:/, "", $4); print $4 }'
     done
 }
@@ -63,7 +50,7 @@ has_job_of() {
 }
 
 as_before() {
-    [ "$(find "/proc/${daemon[$1]}/fd" -mindepth 1 | wc -l)" -le "$2" ]
+    [ "$(find "/proc/${daemon_of[$1]}/fd" -mindepth 1 | wc -l)" -le "$2" ]
 }
 need ss
 # Runs a command as another user, of the group that may connect to the daemons here; empty: that cannot be done.
@@ -75,7 +62,6 @@ fi
 
 # Options that cannot be: each is refused at once, with words about it.
 start_node edge
-daemon[edge]=$node_pid
 while read -r words options; do
     read -r -a given <<<"$options"
     must_refuse edges edge "$words" "${given[@]}"
@@ -99,21 +85,19 @@ END
 poll has_no_job edge
 
 for network in trusted encrypted; do
-    nodes=("a_$network" "b_$network" "c_$network")
-    for node in "${nodes[@]}"; do
+    what="$network network"
+    a=a_$network b=b_$network c=c_$network
+    for node in "$a" "$b" "$c"; do
         start_node "$node" "$network"
-        daemon[$node]=$node_pid
     done
-    acquaint "${nodes[@]}"
-    a=${nodes[0]} b=${nodes[1]} c=${nodes[2]}
+    acquaint "$a" "$b" "$c"
+    nodes=("$a" "$b")
     for job in calm stormy; do
-        pids=()
-        rank "$job" 0 "$a" --loss-file "$tmp/$job.losses"
-        rank "$job" 1 "$b"
+        begin_ranks $job
         if [ $job = stormy ]; then
-            poll has_made stormy "$a" 3
+            poll has_made "$a" stormy 3
             before=$(n_refused "$a")
-            n_fds=$(find "/proc/${daemon[$a]}/fd" -mindepth 1 | wc -l)
+            n_fds=$(find "/proc/${daemon_of[$a]}/fd" -mindepth 1 | wc -l)
             readarray -t ports < <(ports_of "$a")
             [ ${#ports[@]} -ge 2 ] || fail "the daemon and the engine of $a listen at ${ports[*]}"
             strangers "${ports[@]}"
@@ -143,18 +127,10 @@ for network in trusted encrypted; do
             fi
             [ "$(on "$c" jobs --json | jq length)" = 0 ] || fail "a part of $c is left"
         fi
-        for pid in "${pids[@]}"; do
-            wait "$pid" || fail "$job: a rank failed: $(tail -n 3 "$tmp/$job".*.log)"
-        done
-        on "$b" save "$job" "$tmp/saved-$job" >"$tmp/$job.save.log" 2>&1 || fail "$job: save"
-        on "$a" rm "$job" >"$tmp/removed.log" || fail "rm $job"
-        poll has_no_job "$a"
-        poll has_no_job "$b"
+        end_job $job
     done
-    cmp "$tmp/calm.losses" "$tmp/stormy.losses" || fail "$network: other losses because of strangers"
-    for file in "$tmp"/saved-calm/*/*.safetensors; do
-        cmp "$file" "$tmp/saved-stormy/${file#"$tmp/saved-calm/"}" || fail "$network: other states because of strangers"
-    done
+    same_losses calm stormy
+    same_states calm stormy
     rm -r "$tmp"/saved-*
     printf '%s network: %d strangers at each port, the same losses and states\n' "$network" "$n_connections"
 done

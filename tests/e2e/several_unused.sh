@@ -15,7 +15,7 @@ steps=9
 begin_mixed() {
     local job=$1 n=$2 node rank here=$((4 / ${#nodes[@]})) first=0
     shift 2
-    workers=()
+    pids=()
     for node in "${nodes[@]}"; do
         for ((rank = 0; rank < here; rank++)); do
             begin_rank "$job" "$n" $((first + rank)) "$@"
@@ -30,40 +30,7 @@ begin_rank() {
     shift 3
     CISTERN_SOCKET=$tmp/${nodes[number / here]}/run/cistern.sock ./tests/lib/mixed_rank "$job" $((number % here)) "$here" "$n" \
         first=$((number / here * here)) all=4 block=1 unused=skip leave=1 "$@" >"$tmp/$job.$number.log" 2>&1 &
-    workers[number]=$!
-}
-
-# Await the ranks of job $1, save it in $tmp/saved-$1, and remove it.
-end_mixed() {
-    local rank node
-    for rank in "${!workers[@]}"; do
-        wait "${workers[rank]}" || fail "$1: rank $rank: $(cat "$tmp/$1.$rank.log")"
-    done
-    on "${nodes[-1]}" save "$1" "$tmp/saved-$1" >"$tmp/$1.save.log" 2>&1 || fail "$1: save: $(cat "$tmp/$1.save.log")"
-    on "${nodes[0]}" rm "$1" >"$tmp/removed.log" || fail "rm $1"
-    for node in "${nodes[@]}"; do
-        poll has_no_job "$node"
-    done
-}
-
-# How many steps each tensor of the saved job $1 has missed.
-missed() {
-    jq -c .job.missed "$tmp/saved-$1"/*/cistern.json
-}
-
-# Job $1 has the states and the missed steps of job $2.
-same() {
-    local file n=0
-    [ "$(missed "$1")" = "$(missed "$2")" ] || fail "$1, '$options': missed $(missed "$1"), and $2 $(missed "$2")"
-    for file in "$tmp/saved-$2"/*/*.safetensors; do
-        cmp "$file" "$tmp/saved-$1/${file#"$tmp/saved-$2/"}" || fail "$1, '$options': other states in ${file##*/}"
-        n=$((n + 1))
-    done
-    [ $n -gt 0 ] || fail "job $2 has saved nothing"
-}
-
-at_step() {
-    [ "$(on "$1" jobs --json | jq '.[0].step // 0')" = "$2" ]
+    pids[number]=$!
 }
 
 for node in a b c d; do
@@ -73,42 +40,43 @@ acquaint a b c d
 
 for options in "" "copies=2 moments=mx8" "optimizer=lion kinds=bf16 masters=split"; do
     read -r -a given <<<"$options"
+    what="'$options'"
     nodes=(a)
     begin_mixed one $steps "${given[@]}"
-    end_mixed one
-    jq -e 'length > 0 and (map(select(. > 0)) | length >= 3)' <<<"$(missed one)" >/dev/null || fail "'$options': missed $(missed one)"
+    end_job one
+    jq -e 'length > 0 and (map(select(. > 0)) | length >= 3)' <<<"$(missed_in one)" >/dev/null || fail "'$options': missed $(missed_in one)"
     nodes=(a b)
     begin_mixed two $steps "${given[@]}"
-    end_mixed two
-    same two one
+    end_job two
+    same_states one two
     nodes=(a b c d)
     begin_mixed four $steps "${given[@]}"
-    end_mixed four
-    same four one
-    printf 'same states and missed steps %s on one, two and four nodes: %s\n' "$(missed one)" "${options:-no options}"
+    end_job four
+    same_states one four
+    printf 'same states and missed steps %s on one, two and four nodes: %s\n' "$(missed_in one)" "${options:-no options}"
 
     # A worker dies in the middle, and the step is made again.
     nodes=(a b)
     : >"$tmp/gate.5"
     begin_mixed killed $steps "${given[@]}" gate="$tmp/gate"
-    poll at_step a 5
-    poll at_step b 5
-    kill -KILL "${workers[3]}"
-    ! wait "${workers[3]}" || fail "a killed worker ended well"
+    poll has_made a killed 5
+    poll has_made b killed 5
+    kill -KILL "${pids[3]}"
+    ! wait "${pids[3]}" || fail "a killed worker ended well"
     begin_rank killed $steps 3 "${given[@]}"
     rm "$tmp/gate.5"
-    end_mixed killed
-    same killed one
+    end_job killed
+    same_states one killed
 
     # From a checkpoint of two nodes, on one and on two.
     begin_mixed half 5 "${given[@]}"
-    end_mixed half
+    end_job half
     for n in 1 2; do
         nodes=(a b)
         nodes=("${nodes[@]:0:n}")
         begin_mixed "on$n" $steps "${given[@]}" resume="$tmp/saved-half"
-        end_mixed "on$n"
-        same "on$n" one
+        end_job "on$n"
+        same_states one "on$n"
     done
     rm -r "$tmp"/saved-*
     printf 'and after a death, and from a checkpoint\n'
@@ -118,7 +86,7 @@ done
 nodes=(a b)
 begin_mixed lone $steps keep=2
 for rank in 0 1 2 3; do
-    ! wait "${workers[rank]}" || fail "a gradient was discarded that rank 2 has"
+    ! wait "${pids[rank]}" || fail "a gradient was discarded that rank 2 has"
     grep -q "step 3: rank 1 discards its gradient of tensor 'norm', and a rank on another machine does not" "$tmp/lone.$rank.log" ||
         fail "rank $rank said: $(cat "$tmp/lone.$rank.log")"
 done
@@ -134,22 +102,22 @@ export CISTERN_LIBRARY=$PWD/.libs/libcistern.so.0 PYTHONPATH=$PWD/client/python/
 # Begin job $1 of PyTorch with 4 ranks, as many on each of the nodes "${nodes[@]}", in the background.
 begin_torch() {
     local number here=$((4 / ${#nodes[@]}))
-    workers=()
+    pids=()
     for ((number = 0; number < 4; number++)); do
         CISTERN_SOCKET=$tmp/${nodes[number / here]}/run/cistern.sock RANK=$number WORLD_SIZE=4 LOCAL_RANK=$((number % here)) \
             LOCAL_WORLD_SIZE=$here "$CISTERN_PYTHON" "$srcdir/tests/python/torch/nodes_rank.py" "$1" 6 "$tmp/job.json" >"$tmp/$1.$number.log" 2>&1 &
-        workers[number]=$!
+        pids[number]=$!
     done
 }
 
-options=PyTorch
+what=PyTorch
 printf '{"parallel": {"block_ranks": 1}}\n' >"$tmp/job.json"
 for n in 1 2 4; do
     nodes=(a b c d)
     nodes=("${nodes[@]:0:n}")
     begin_torch "torch$n"
-    end_mixed "torch$n"
-    same "torch$n" torch1
+    end_job "torch$n"
+    same_states torch1 "torch$n"
 done
-jq -e 'map(select(. > 0)) | length >= 4' <<<"$(missed torch1)" >/dev/null || fail "PyTorch: missed $(missed torch1)"
-printf 'same states and missed steps %s on one, two and four nodes: PyTorch\n' "$(missed torch1)"
+jq -e 'map(select(. > 0)) | length >= 4' <<<"$(missed_in torch1)" >/dev/null || fail "PyTorch: missed $(missed_in torch1)"
+printf 'same states and missed steps %s on one, two and four nodes: PyTorch\n' "$(missed_in torch1)"

@@ -402,7 +402,7 @@ void ranks_answer(struct machines *sim, uint32_t m, const struct cst_reply *repl
 
     if ((reply->tag & 15) == MACHINES_TAG_WRITE) {
         at->n_writes--;
-        machines_written(sim, m);
+        replace_written(sim, m);
         return;
     }
     if ((reply->tag & 15) == MACHINES_TAG_READ) {

@@ -122,8 +122,7 @@ void machines_feed(struct machines *sim, uint32_t m, struct cst_event event)
 
 /* -- epochs ----------------------------------------------------------------------------------- */
 
-/* All members are told, each at its time, of a new epoch. */
-static void new_epoch(struct machines *sim)
+void machines_new_epoch(struct machines *sim)
 {
     if (sim->n == 1) {
         return;
@@ -173,105 +172,6 @@ static void stop(struct machines *sim, uint32_t m)
     }
 }
 
-/* -- machines in the places of lost ones ------------------------------------------------------ */
-
-/* Look soon whether machine @m can come in the place of a lost one. */
-static void try_again(struct machines *sim, uint32_t m)
-{
-    moments_push(&sim->moments, (struct moment){.at = sim->now + 1 + machines_delay(sim, 400000),
-                                                .kind = MOMENT_REPLACE,
-                                                .node = m});
-}
-
-/* True if no member can begin or commit a step before the ranks of the lost machine are back, and
- * all updates are done. */
-static bool is_still(const struct machines *sim)
-{
-    for (uint32_t m = 0; m < sim->n; m++) {
-        const struct machine *at = &sim->machines[m];
-        struct cst_core_stats stats;
-
-        if (at->core == NULL && !at->lost) {
-            return false;
-        }
-        if ((sim->members >> m & 1) == 0) {
-            continue;
-        }
-        cst_core_stats(at->core, &stats);
-        if (at->epoch != sim->epoch || !cst_core_awaits_ranks(at->core) || stats.closing ||
-            stats.commands_in_flight > 0) {
-            return false;
-        }
-    }
-    return sim->members != 0;
-}
-
-/* What the members have is what the machine will restore. */
-static void check_members(const struct machines *sim)
-{
-    const uint64_t step = sim->restored.counters.step;
-
-    for (uint32_t m = 0; m < sim->n; m++) {
-        const struct machine *at = &sim->machines[m];
-
-        for (uint32_t c = 0; (sim->members >> m & 1) != 0 && c < sim->n_chunks; c++) {
-            if (at->weights[c].value != sim->weights[step][c] ||
-                (values_trained(sim, c) && !at->layout.chunks[c].away &&
-                 at->states[c].value != sim->states[step][c])) {
-                machines_fail(sim, "machine %u does not have chunk %u of step %" PRIu64, m, c,
-                              step);
-            }
-        }
-    }
-}
-
-static void replace(struct machines *sim, uint32_t m)
-{
-    const uint32_t first = (uint32_t)__builtin_ctzll(sim->members | UINT64_C(1) << 63);
-
-    if (sim->failed || sim->members == 0) {
-        return; /* It stays lost. */
-    }
-    if (!is_still(sim)) {
-        try_again(sim, m);
-        return;
-    }
-    sim->totals->replaced++;
-    cst_core_record(sim->machines[first].core, &sim->restored);
-    cst_core_missed_steps(sim->machines[first].core, sim->restored_missed);
-    check_members(sim);
-    sim->machines[m].lost = false;
-    sim->machines[m].restores = true;
-    sim->machines[m].restored_mark = sim->restored.counters.adam_step;
-    job_renew(sim, m);
-    job_write(sim, m);
-    sim->machines[m].n_writes++; /* The RESTORE. */
-}
-
-void machines_written(struct machines *sim, uint32_t m)
-{
-    struct machine *at = &sim->machines[m];
-
-    if (at->restores && at->n_writes == 1) {
-        if (sim->skips) {
-            machines_feed(sim, m,
-                          (struct cst_event){.kind = CST_EV_MISSED,
-                                             .n_elems = sim->n_chunks,
-                                             .missed = sim->restored_missed});
-        }
-        machines_feed(
-            sim, m,
-            (struct cst_event){.kind = CST_EV_RESTORE,
-                               .tag = ++sim->tag << MACHINES_TAG_SHIFT | MACHINES_TAG_WRITE,
-                               .counters = sim->restored.counters,
-                               .record = &sim->restored});
-    } else if (at->restores && at->n_writes == 0) {
-        at->restores = false;
-        sim->members |= UINT64_C(1) << m;
-        new_epoch(sim);
-    }
-}
-
 /* The memory of machine @m is gone. Another machine takes its place; or one of the others gets its
  * ranks: it is started anew, with rows for their rank blocks. */
 static void lose_machine(struct machines *sim, uint32_t m)
@@ -284,9 +184,9 @@ static void lose_machine(struct machines *sim, uint32_t m)
     sim->loses = false;
     at->lost = true;
     sim->members &= ~(UINT64_C(1) << m);
-    new_epoch(sim);
+    machines_new_epoch(sim);
     if (machines_below(sim, 2) == 0) {
-        try_again(sim, m);
+        replace_soon(sim, m);
         return;
     }
     to->rank_blocks |= at->rank_blocks;
@@ -309,7 +209,7 @@ static void kill_machine(struct machines *sim, uint32_t m)
     if (sim->machines[m].restores) {
         sim->machines[m].restores = false;
         sim->machines[m].lost = true;
-        try_again(sim, m);
+        replace_soon(sim, m);
         return;
     }
     if (sim->loses && machines_below(sim, 3) == 0) {
@@ -319,7 +219,7 @@ static void kill_machine(struct machines *sim, uint32_t m)
     if (machines_below(sim, 3) == 0 && sim->members != UINT64_C(1) << m) {
         sim->totals->without++;
         sim->members &= ~(UINT64_C(1) << m);
-        new_epoch(sim);
+        machines_new_epoch(sim);
     }
     moments_push(&sim->moments, (struct moment){.at = sim->now + machines_delay(sim, 2000000),
                                                 .kind = MOMENT_RESTART,
@@ -335,7 +235,7 @@ static void restart(struct machines *sim, uint32_t m)
     if (record.failed != 0) {
         at->lost = true; /* A job that has failed is not revived. */
         sim->members &= ~cst_machine_bit(m);
-        new_epoch(sim);
+        machines_new_epoch(sim);
         return;
     }
     job_adopt(sim, m);
@@ -352,7 +252,7 @@ static void restart(struct machines *sim, uint32_t m)
     } else {
         job_write(sim, m);
     }
-    new_epoch(sim);
+    machines_new_epoch(sim);
 }
 
 static void cut(struct machines *sim, uint32_t a, bool on)
@@ -371,7 +271,7 @@ static void cut(struct machines *sim, uint32_t a, bool on)
         sim->cut[b] &= ~(UINT64_C(1) << a);
         sim->links[a][b]++; /* What was on its way is lost. */
         sim->links[b][a]++;
-        new_epoch(sim);
+        machines_new_epoch(sim);
     }
 }
 
@@ -574,10 +474,10 @@ static void play(struct machines *sim, const struct moment *moment)
         restart(sim, moment->node);
         break;
     case MOMENT_REPLACE:
-        replace(sim, moment->node);
+        replace_machine(sim, moment->node);
         break;
     case MOMENT_AGAIN:
-        new_epoch(sim);
+        machines_new_epoch(sim);
         break;
     case MOMENT_CUT:
     case MOMENT_MEND:
@@ -639,7 +539,7 @@ void machines_run(const struct machines_options *options, struct machines_totals
         job_write(sim, m);
     }
     plan_failures(sim);
-    new_epoch(sim);
+    machines_new_epoch(sim);
     while (sim->moments.n > 0) {
         struct moment moment = moments_pop(&sim->moments);
 

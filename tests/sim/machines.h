@@ -206,6 +206,9 @@ uint64_t machines_delay(struct machines *sim, uint32_t most);
 /* Give @event to the core of machine @m, and carry out its actions. */
 void machines_feed(struct machines *sim, uint32_t m, struct cst_event event);
 
+/* Begin an epoch with the present members. Each of them is told at a time of its own. */
+void machines_new_epoch(struct machines *sim);
+
 /* The answer to a READ. */
 void machines_read(struct machines *sim, uint32_t m, const struct cst_reply *reply);
 
@@ -218,13 +221,10 @@ void job_open_machine(struct machines *sim, uint32_t m);
 void job_close(struct machines *sim);
 /* Open the core of machine @m, again, without ranks. */
 void job_open_core(struct machines *sim, uint32_t m);
-/* Write the master weights of all tensors to machine @m, before the first step. */
-/* A WRITE or RESTORE of machine @m is answered. */
-void machines_written(struct machines *sim, uint32_t m);
-
 /* Open machine @m anew, with nothing in its memory. */
 void job_renew(struct machines *sim, uint32_t m);
-
+/* Write the master weights of all tensors to machine @m: before the first step, or when it takes
+ * the place of a lost one. */
 void job_write(struct machines *sim, uint32_t m);
 /* Make rows for rank blocks that have come to machine @m. All other rows stay where they are. */
 void job_adopt(struct machines *sim, uint32_t m);
@@ -299,5 +299,14 @@ void ranks_turn(struct machines *sim, const struct moment *moment);
 void ranks_die(struct machines *sim, uint32_t m, uint32_t rank);
 /* Let the rank return later. */
 void ranks_return(struct machines *sim, uint32_t m, uint32_t rank, uint64_t delay);
+
+/* -- machine_replace.c ------------------------------------------------------------------------ */
+
+/* Try soon to let machine @m, which was lost, take its place again, with nothing in its memory. */
+void replace_soon(struct machines *sim, uint32_t m);
+/* Let it restore the states of the members, once these can neither begin nor commit a step. */
+void replace_machine(struct machines *sim, uint32_t m);
+/* A WRITE or RESTORE of machine @m is answered. After the last one @m is a member. */
+void replace_written(struct machines *sim, uint32_t m);
 
 #endif
