@@ -292,6 +292,27 @@ static int check_durable(const struct cst_job_spec *spec, struct cst_err *err)
                         : cst_err_set(err, CST_EINVAL, "durable cannot be combined with %s", with);
 }
 
+/* The second version of the weights is a second weight row, which not every job can have. */
+static int check_versions(const struct cst_job_spec *spec, struct cst_err *err)
+{
+    const char *with = spec->states.grad_over_weight
+                           ? "grad_over_weight: gradients take the place of the weights"
+                       : spec->states.durable ? "durable: the files have one version of the weights"
+                                              : NULL;
+
+    if (spec->states.versions == 2 && with != NULL) {
+        return cst_err_set(err, CST_EINVAL,
+                           "versions 2 cannot be combined with %s; leave one of the two out", with);
+    }
+    if (spec->states.versions == 1 && spec->updates.overlap != CST_OVERLAP_COMMIT) {
+        return cst_err_set(err, CST_EINVAL,
+                           "versions 1 cannot be combined with overlap %s, whose jobs have two: "
+                           "leave versions out, or set overlap to commit",
+                           cst_overlap_names[spec->updates.overlap]);
+    }
+    return CST_OK;
+}
+
 static int check_together(const struct cst_job_spec *spec, struct cst_err *err)
 {
     const char *overlap = cst_overlap_names[spec->updates.overlap];
@@ -330,6 +351,9 @@ static int check_together(const struct cst_job_spec *spec, struct cst_err *err)
             err, CST_EINVAL,
             "unused skip cannot be combined with overlap early: updates begin before "
             "it is known which tensors have no gradient");
+    }
+    if (check_versions(spec, err) != CST_OK) {
+        return err->status;
     }
     return spec->states.durable ? check_durable(spec, err) : CST_OK;
 }

@@ -75,6 +75,8 @@ struct cli {
     uint32_t first_rank;          /* --first-rank: number in the job of the first rank here. */
     uint32_t all_ranks;           /* --all-ranks: ranks on all nodes; 0: those here. */
     bool follow;                  /* --follow: standard input has signals. */
+    uint64_t steps;               /* --steps: versions to read. */
+    bool hold;                    /* --hold: steps wait for the reader. */
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory; plan: directories or a number. */
     uint64_t bytes;               /* --bytes: size of a file; 0: not given. */
@@ -154,6 +156,7 @@ int cli_jobs(struct cli *cli);
 int cli_job(struct cli *cli);
 int cli_tensors(struct cli *cli);
 int cli_explain(struct cli *cli);
+int cli_reader(struct cli *cli);
 int cli_remove(struct cli *cli);
 int cli_quota(struct cli *cli);
 int cli_node_key(struct cli *cli);

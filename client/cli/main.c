@@ -47,6 +47,8 @@ static const struct command commands[] = {
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_trace},
     {"report", "JOB", "write a page about a job's run: loss, speed, time, memory", 1, 0,
      CLI_USES_UID | CLI_USES_OUTPUT, DAEMON, cli_report},
+    {"reader", "JOB", "read a job's weights while it trains, and print a digest of each version", 1,
+     0, CLI_USES_JSON | CLI_USES_READER, NO_DAEMON, cli_reader},
     {"save", "JOB DIR", "write a job's states to a checkpoint in DIR", 2, 0,
      CLI_USES_JSON | CLI_USES_SAVE, DAEMON, cli_save},
     {"load", "DIR [JOB]", "make a job from a checkpoint, which workers then join", 1, 1,

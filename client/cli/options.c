@@ -58,6 +58,11 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(force))),
     ROW("wait", 0, CLI_USES_DRAIN, NULL,
         "take no new jobs, and end when all jobs are done or have failed", CST_FLAG(AT(wait))),
+    ROW("steps", 0, CLI_USES_READER, "N", "read the weights of N steps (default: 1)",
+        CST_U64(AT(steps), 1, COUNT_MAX)),
+    ROW("hold", 0, CLI_USES_READER, NULL,
+        "let steps wait until a version is read, at most for the time limit of the job",
+        CST_FLAG(AT(hold))),
     ROW("check", 0, CLI_USES_CHECK, NULL, "read all files, and compare their checksums",
         CST_FLAG(AT(check))),
     ROW("disk", 0, CLI_USES_DISK | CLI_USES_PLAN, "DIR",
@@ -170,6 +175,7 @@ struct cli cli_options_none(void)
 {
     return (struct cli){
         .count = 1000,
+        .steps = 1,
         .uid = CLI_NO_UID,
         .grace = 30,
         .plan = {.device_bytes = CST_PLAN_NO_LIMIT, .host_bytes = CST_PLAN_NO_LIMIT}};

@@ -26,6 +26,7 @@ enum {
     CLI_USES_MESHES = 1 << 14,
     CLI_USES_TOP = 1 << 15,
     CLI_USES_LISTEN = 1 << 16,
+    CLI_USES_READER = 1 << 17,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */

@@ -485,6 +485,21 @@ int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *er
     return CST_OK;
 }
 
+int cstd_segment_open_reading(const struct cstd_segment *segment, int *fd, struct cst_err *err)
+{
+    char path[40];
+
+    if (!is_memfd(segment->fd)) {
+        return cst_err_set(err, CST_EUNSUPPORTED, "segment %u is no memory of the host",
+                           segment->id);
+    }
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", segment->fd);
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    return *fd >= 0
+               ? CST_OK
+               : cst_err_errno(err, CST_ENOMEM, errno, "opening a segment for a reader: %s", path);
+}
+
 void cstd_segment_empty(struct cstd_segment *segment)
 {
     cstd_remains_punch(segment->fd, segment->bytes);

@@ -265,6 +265,11 @@ void cstd_segment_keep_private(struct cstd_segment *segment);
  * too many open files. */
 int cstd_segment_share(struct cstd_segment *segment, int *fd, struct cst_err *err);
 
+/* Open @segment, a memfd, for reading only: a process that gets the descriptor can neither write to
+ * the memory nor map it for writing. The caller closes *fd. CST_EUNSUPPORTED: the memory is a
+ * device's; CST_ENOMEM: too many open files. */
+int cstd_segment_open_reading(const struct cstd_segment *segment, int *fd, struct cst_err *err);
+
 /* Returns whether the file is dropped with the segment, so that its contents are not needed after
  * the engines have unmapped it. False for a segment that shares the file of another one. */
 static inline bool cstd_segment_is_ours(const struct cstd_segment *segment)

@@ -61,13 +61,13 @@ static int open_again(int fd, int flags)
 }
 
 /* Return whether another process has the file open or mapped. @fd must be opened for reading: the
- * kernel grants the lease if nobody has the file open for writing, and it counts a descriptor from
+ * kernel grants the lease if nobody else has the file open, and it counts a descriptor from
  * the service manager's store, which the manager or another daemon has had. If a process opens the
  * file just while the kernel's lease is held, the daemon gets a signal. By default this is SIGIO,
  * which would end the daemon; SIGURG, which is set here, is ignored. */
 static bool is_held(int fd)
 {
-    if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_RDLCK) != 0) {
+    if (fcntl(fd, F_SETSIG, SIGURG) != 0 || fcntl(fd, F_SETLEASE, F_WRLCK) != 0) {
         return errno == EAGAIN;
     }
     (void)fcntl(fd, F_SETLEASE, F_UNLCK);

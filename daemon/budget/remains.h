@@ -10,7 +10,7 @@
  * a second the memory that has come back. It punches the memory out again in both cases.
  *
  * The kernel tells whether another process has a file: workers receive descriptors that are opened
- * anew (see cstd_segment_share), and the kernel grants a read lease (F_SETLEASE in fcntl(2), no
+ * anew (see cstd_segment_share), and the kernel grants a write lease (F_SETLEASE in fcntl(2), no
  * lease of a worker) on the daemon's own descriptor only if no such descriptor or mapping is left
  * in any process. If the kernel supports no leases, the file is closed after it was punched.
  *

@@ -536,6 +536,13 @@ static int take_states(struct cstd_job *job, struct cst_err *err)
 
         return rc == CST_OK ? cstd_commit_wait_for_nodes(job, CST_EAGAIN) : rc;
     }
+    if (job->predecessor != NULL) {
+        struct cst_err why;
+
+        (void)cst_err_set(&why, CST_ESTALE,
+                          "job '%s' is being reshaped: open it again when that is over", job->name);
+        cstd_readers_end(job->predecessor, &why);
+    }
     return cstd_reshape_copy(job, on_states, err);
 }
 

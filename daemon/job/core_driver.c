@@ -6,6 +6,7 @@
 #include "daemon/job/durable.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
+#include "daemon/job/readers.h"
 #include "daemon/job/saver.h"
 #include "daemon/job/updates.h"
 #include "proto/cistern.pb-c.h"
@@ -364,6 +365,12 @@ static void carry_out(struct cstd_job *job, const struct cst_actions *actions)
         case CST_ACT_TELL:
             cstd_span_tell(job, action->tell.to, &action->tell.message);
             break;
+        case CST_ACT_VERSION:
+            cstd_readers_version(job, action->version.row, action->version.step);
+            break;
+        case CST_ACT_REVOKE:
+            cstd_readers_revoke(job, action->version.row);
+            break;
         case CST_ACT_LOG:
             cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job), "%s", action->log.text);
             break;
@@ -481,6 +488,7 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
         }
         cstd_done_look(job);
         cstd_durable_look(job);
+        cstd_readers_look(job);
     }
 }
 

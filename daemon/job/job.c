@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/job/readers.h"
 #include "daemon/job/saver.h"
 #include "daemon/job/job.h"
 
@@ -205,6 +206,7 @@ int cstd_job_create(struct cstd_daemon *daemon, struct cstd_quota_account *accou
     job->memory.on_less = on_memory_less;
     job->pools_gone.fn = on_pools_gone;
     TAILQ_INIT(&job->requests);
+    cstd_readers_init(&job->readers);
     (void)uv_timer_init(&daemon->loop, &job->deadline);
     (void)uv_timer_init(&daemon->loop, &job->ttl);
     job->deadline.data = job->ttl.data = job;
@@ -347,6 +349,7 @@ static void on_close(struct cstd_deferred *later)
     if (job->saver != NULL) {
         cstd_saver_detach(job->saver);
     }
+    cstd_readers_end(job, &job->closing);
     cstd_reshape_forget(job);
     while (!TAILQ_EMPTY(&job->requests)) {
         cstd_session_fail(daemon, TAILQ_FIRST(&job->requests), &job->closing);

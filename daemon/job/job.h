@@ -25,6 +25,7 @@
 #include "daemon/session/peer.h"
 #include "daemon/session/pending.h"
 #include "daemon/job/planner.h"
+#include "daemon/job/readers.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/engine/rates.h"
 #include "daemon/base/history.h"
@@ -202,6 +203,7 @@ struct cstd_job {
     /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
     bool stalled;
     struct cstd_ledger ledger;  /* What outlives the daemon of this job. */
+    struct cstd_readers readers; /* Those who read its weights. */
     struct cstd_session *saver; /* The session that saves the job (saver.h); NULL: none. */
     /* Step of the newest checkpoint of which the daemon was told, and whether there is one. */
     uint64_t saved_step;

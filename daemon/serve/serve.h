@@ -42,6 +42,13 @@ void cstd_serve_save_end(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_saved(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_restore(struct cstd_session *session, uint64_t id, void *body);
 
+/* serve_reader.c: readers of weights. */
+void cstd_serve_reader_open(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_reader_arena(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_reader_next(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_reader_check(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_reader_release(struct cstd_session *session, uint64_t id, void *body);
+
 /* serve_handover.c: another daemon takes over, or the daemon is to end. */
 void cstd_serve_handover(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_handover_end(struct cstd_session *session, uint64_t id, void *body);

@@ -309,7 +309,12 @@ void cstd_serve_cancel(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__Cancel *message = body;
     struct cstd_pending *request = find_request(session, message->request);
 
-    if (request != NULL && request->job != NULL && request->job == session->job) {
+    if (request != NULL && request->type == CISTERN__MSG_TYPE__MSG_READER_NEXT) {
+        struct cst_err why;
+
+        (void)cst_err_set(&why, CST_ECANCELLED, "cancelled");
+        cstd_session_fail(session->daemon, request, &why);
+    } else if (request != NULL && request->job != NULL && request->job == session->job) {
         if (!request->waits_commit) {
             cancel_in_core(session, id, request);
             return;

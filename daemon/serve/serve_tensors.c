@@ -5,6 +5,7 @@
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/serve/serve.h"
 #include "daemon/session/session.h"
+#include "offload/update/versions.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/dtypes.h"
 #include "proto/patterns.h"
@@ -23,7 +24,35 @@ static uint64_t state_bytes(const struct cstd_job *job, const struct cst_layout_
     return bytes;
 }
 
-static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, Cistern__TensorInfo *out)
+/* Where the weights of a tensor are; what a TensorInfo refers to. */
+struct places {
+    uint32_t segment[CST_VERSIONS_MAX];
+    uint64_t offset[CST_VERSIONS_MAX];
+};
+
+/* Say where the weights of tensor @t are, which lie in @chunk. The second weight row of a durable
+ * job is in a file. */
+static void fill_places(const struct cstd_job *job, const struct cst_layout_tensor *t,
+                        const struct cst_layout_chunk *chunk, struct places *places,
+                        Cistern__TensorInfo *out)
+{
+    const int rows[] = {CST_ROW_WEIGHT, CST_ROW_WEIGHT_OTHER};
+
+    for (size_t i = 0; i < CST_VERSIONS_MAX; i++) {
+        const struct cst_layout_row *row = cst_layout_row(chunk, rows[i]);
+
+        if (row->segment != CST_LAYOUT_NO_ROW && (i == 0 || !job->spec.states.durable)) {
+            places->segment[i] = row->segment;
+            places->offset[i] = row->offset + t->offset * cst_dtype_bytes(t->dtype);
+            out->n_weight_segment = out->n_weight_offset = i + 1;
+        }
+    }
+    out->weight_segment = places->segment;
+    out->weight_offset = places->offset;
+}
+
+static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, struct places *places,
+                 Cistern__TensorInfo *out)
 {
     const struct cst_layout_chunk *chunk =
         cstd_job_has_layout(job) ? &job->layout.chunks[t->chunk] : NULL;
@@ -42,6 +71,7 @@ static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, Cister
         out->state_bytes = state_bytes(job, t, chunk);
         out->chunk = t->chunk;
         out->states = tier != NULL ? (char *)(uintptr_t)tier->label : NULL;
+        fill_places(job, t, chunk, places, out);
     }
 }
 
@@ -50,6 +80,7 @@ void cstd_serve_tensors(struct cstd_session *session, uint64_t id, void *body)
     const Cistern__TensorsGet *get = body;
     Cistern__TensorsPart part = CISTERN__TENSORS_PART__INIT;
     Cistern__TensorInfo infos[PAGE], *pointers[PAGE];
+    struct places places[PAGE];
     struct cstd_job *job;
     struct cst_err err = {0};
 
@@ -64,7 +95,8 @@ void cstd_serve_tensors(struct cstd_session *session, uint64_t id, void *body)
     while (part.n_tensors < PAGE && get->first < job->model.n_tensors &&
            part.n_tensors < job->model.n_tensors - get->first) {
         pointers[part.n_tensors] = &infos[part.n_tensors];
-        fill(job, &job->model.tensors[get->first + part.n_tensors], &infos[part.n_tensors]);
+        fill(job, &job->model.tensors[get->first + part.n_tensors], &places[part.n_tensors],
+             &infos[part.n_tensors]);
         part.n_tensors++;
     }
     part.tensors = pointers;

@@ -5,6 +5,7 @@
 #include "daemon/serve/route.h"
 #include "daemon/base/log.h"
 #include "daemon/memory/staging.h"
+#include "daemon/job/readers.h"
 #include "daemon/job/saver.h"
 #include "daemon/job/worker.h"
 #include "daemon/base/access.h"
@@ -137,6 +138,7 @@ static void on_gone(struct cstd_session *session)
         session->staging = NULL;
     }
     cstd_saver_gone(session);
+    cstd_readers_gone(session);
     session->daemon->n_barring -= session->bars_jobs;
     if (session->job != NULL) {
         cstd_worker_hangup(session->job, session->rank);

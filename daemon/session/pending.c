@@ -88,6 +88,7 @@ int cstd_pending_open(struct cstd_pending **out, struct cstd_pendings *requests,
     request->waits_seal = request->recorded = false;
     request->staging = NULL;
     request->held = NULL;
+    request->reader = NULL;
     request->on_close = NULL;
     *out = request;
     return CST_OK;

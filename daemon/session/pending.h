@@ -19,6 +19,7 @@
 
 struct cstd_held;
 struct cstd_quota_account;
+struct cstd_reader;
 struct cstd_session;
 struct cstd_staging;
 struct cstd_job;
@@ -67,6 +68,7 @@ struct cstd_pending {
     bool waits_description;
     /* The request is the last Restore of a load, after those with `more`. */
     bool restores;
+    struct cstd_reader *reader;   /* The reader that waits (readers.h), or NULL. */
     struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
     struct cstd_held *held;       /* What waits to be served as this request (held.h), or NULL. */
     /* Called when the request is over; NULL: nothing to do. */

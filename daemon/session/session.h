@@ -24,6 +24,7 @@ struct cst_frame;
 struct cstd_daemon;
 struct cstd_job;
 struct cstd_quota_account;
+struct cstd_reader;
 struct cstd_server;
 struct cstd_staging;
 
@@ -60,6 +61,7 @@ struct cstd_session {
     uint32_t n_requests;              /* Number of requests in flight. */
     struct cstd_job *job;             /* Job to which the session is attached; NULL: none. */
     uint32_t rank;                    /* Rank in the job. */
+    struct cstd_reader *reads;        /* The job that the session reads (readers.h); NULL: none. */
     struct cstd_job *saves;           /* Job that the session saves (saver.h); NULL: none. */
     /* The job was removed; explains later errors to the client. */
     bool job_removed;

@@ -86,6 +86,7 @@
 #include "cistern/job.h"
 #include "cistern/launch.h"
 #include "cistern/model.h"
+#include "cistern/reader.h"
 #include "cistern/optimizer.h"
 #include "cistern/pattern.h"
 #include "cistern/stat.h"

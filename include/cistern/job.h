@@ -107,6 +107,13 @@ struct cst_job_states {
      * micro-batch, or overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, or masters is
      * CST_MASTERS_SPLIT, or there is `disk`. */
     bool grad_over_weight;
+    /* Versions of the weights that readers can have (cistern/reader.h): the weights after each of
+     * the last so many steps. 1: a reader loses a version when the next step is committed. 2: when
+     * the step after the next one is, which takes 2 more bytes per parameter of a bf16 tensor, 4 of
+     * an fp32 tensor. 0: 2 if overlap is CST_OVERLAP_EARLY or CST_OVERLAP_DELAYED, whose jobs have
+     * two versions anyhow, else 1. Equal in all ranks. CST_EINVAL: 2 together with grad_over_weight
+     * or durable; 1 together with an overlap other than CST_OVERLAP_COMMIT. */
+    uint32_t versions;
     /* Files on drives (NVMe) in which states lie: master weights, or the remainders that split
      * masters add to the weights, and moments. Weights and gradients stay in host memory. In each
      * step the daemon reads the states once, updates them in buffers of host memory, and writes

@@ -70,6 +70,10 @@ enum cst_event_kind {
     /* tag. ETIMEDOUT: the save read nothing for peer_timeout_ns while a commit waited for it, and
      * was ended then. */
     CST_EV_SAVE_END,
+    /* tag, weight_row. A reader keeps the version in that row (offload/update/versions.h), which is
+     * readable; or keeps it no more. */
+    CST_EV_KEEP,
+    CST_EV_UNKEEP,
     /* tag, counters, record. The states were written from a checkpoint: the job goes on with these
      * counters. record: of the job that they were copied from, whose last step is reported as the
      * last one; or NULL. EBUSY as WRITE. */
@@ -132,6 +136,7 @@ struct cst_event {
     bool raw;
     bool exponents; /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
     bool bf16;      /* WRITE of MASTER: the elements at `place` are bf16, not fp32. */
+    uint32_t weight_row; /* KEEP, UNKEEP: 0, or 1 for the second weight row. */
     /* STEP: a bit for each tensor, in the order of declaration: this rank had no gradient of it in
      * the step; it had one and discards it. Bits that are left out are 0. */
     const uint8_t *without, *discarded;
@@ -168,6 +173,12 @@ enum cst_action_kind {
     /* Tell other machines something (offload/base/machines.h). The record of the core
      * (offload/core/revival.h) is stored before. */
     CST_ACT_TELL,
+    /* The weights of step `version.step` are readable in the weight row `version.row` of all chunks
+     * that have several, and in the only one of the others. */
+    CST_ACT_VERSION,
+    /* The weight row is not readable any more. Commands that write to it follow. What is kept there
+     * is kept no more. */
+    CST_ACT_REVOKE,
 };
 
 /* Final reply to a tag. The request determines which fields are valid; the comments name it. */
@@ -210,6 +221,10 @@ struct cst_action {
             uint32_t to; /* A machine, or CST_MACHINES_ALL. */
             struct cst_machine_message message;
         } tell;
+        struct {
+            uint32_t row; /* 0, or 1 for the second weight row. */
+            uint64_t step;
+        } version;
     };
 };
 

@@ -70,6 +70,14 @@ void cst_core_seal(struct cst_core *core)
     (void)add(core, CST_ACT_SEAL);
 }
 
+void cst_core_version(struct cst_core *core, enum cst_action_kind kind, uint32_t row, uint64_t step)
+{
+    struct cst_action *a = add(core, kind);
+
+    a->version.row = row;
+    a->version.step = step;
+}
+
 struct cst_machine_message *cst_core_tell(struct cst_core *core, uint32_t to)
 {
     struct cst_action *a = add(core, CST_ACT_TELL);

@@ -28,6 +28,10 @@ void cst_core_replace(struct cst_core *core, struct cst_command *command, uint64
 /* Ask the driver to make the last committed step last (CST_ACT_SEAL). */
 void cst_core_seal(struct cst_core *core);
 
+/* Append CST_ACT_VERSION or CST_ACT_REVOKE (@kind) of the weight row @row. */
+void cst_core_version(struct cst_core *core, enum cst_action_kind kind, uint32_t row,
+                      uint64_t step);
+
 /* Append a message to machine @to, or to CST_MACHINES_ALL. Returns it, zeroed but for the words of
  * `why`, of which only the first byte is. */
 struct cst_machine_message *cst_core_tell(struct cst_core *core, uint32_t to);

@@ -56,6 +56,11 @@ void cst_fact_decided(struct cst_facts *facts)
     (void)add(facts, CST_FACT_DECIDED);
 }
 
+void cst_fact_kept_no_more(struct cst_facts *facts)
+{
+    (void)add(facts, CST_FACT_KEPT_NO_MORE);
+}
+
 void cst_fact_idle_known(struct cst_facts *facts)
 {
     (void)add(facts, CST_FACT_IDLE_KNOWN);

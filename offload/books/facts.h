@@ -35,6 +35,7 @@ enum cst_fact_kind {
     CST_FACT_JOB_FAILED,   /* why. States are lost. */
     CST_FACT_ATTEMPT_LOST, /* why. Something that the step needs did not come. */
     CST_FACT_DECIDED,      /* The machines of the job have decided to commit the step. */
+    CST_FACT_KEPT_NO_MORE, /* A weight row for which a commit may wait is kept no more. */
     CST_FACT_IDLE_KNOWN,   /* Another machine has told its tensors without a gradient. */
 };
 
@@ -63,6 +64,7 @@ void cst_fact_pools_lost(struct cst_facts *facts, uint32_t engine, bool needed);
 void cst_fact_job_failed(struct cst_facts *facts, const struct cst_err *why);
 void cst_fact_attempt_lost(struct cst_facts *facts, const struct cst_err *why);
 void cst_fact_decided(struct cst_facts *facts);
+void cst_fact_kept_no_more(struct cst_facts *facts);
 void cst_fact_idle_known(struct cst_facts *facts);
 /* The job fails because the command of @event, about @chunk, failed in step @step and cannot be
  * replaced. @what names the command. */

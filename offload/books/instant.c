@@ -184,6 +184,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
             (struct cst_moment){core->now, core->clock.now};
         rank->ahead_instant = 0;
         break;
+    case CST_EV_UNKEEP:
     case CST_EV_SAVE_END:
         if (core->commit.held_ns != 0) { /* The commit waits for this event, not for updates. */
             core->clock.commit = later(core->clock.commit, core->clock.now);
@@ -194,6 +195,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
     case CST_EV_SHUT_OUT:
     case CST_EV_LEAVE:
     case CST_EV_SAVE:
+    case CST_EV_KEEP:
     case CST_EV_RESTORE:
     case CST_EV_MISSED:
     case CST_EV_REVIVE:

@@ -38,6 +38,7 @@ struct cst_weight_row {
     enum cst_weight_holds holds; /* Contents of the row once all issued commands are done. */
     enum cst_weight_rows rows;
     bool second;      /* Fetches read the second weight row. */
+    bool incomplete;  /* The update of the last committed step is in flight (versions.h). */
     uint64_t version; /* Incremented when a write to the weights or states is issued. */
     /* A command failed that was to change the weights or states, so their contents are unknown. */
     bool broken;

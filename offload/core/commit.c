@@ -16,6 +16,7 @@
 #include "offload/books/instant.h"
 #include "offload/update/overlap.h"
 #include "offload/update/replicas.h"
+#include "offload/update/versions.h"
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
 #include "offload/core/revival.h"
@@ -202,10 +203,14 @@ void cst_commit_decided(struct cst_core *core, const struct cst_decision *decisi
     } else {
         core->commit.adam_step = decision->adam_step;
         cst_idle_commit(core);
+        if (!cst_overlap_has_begun(core)) {
+            cst_versions_begin(core);
+        }
         issue_updates(core, clip.factor, guard);
     }
     cst_seal_due(core);
     cst_overlap_end_step(core);
+    cst_versions_committed(core);
     cst_collection_drop(core); /* No contribution is left: begin the next collection. */
     core->schedule->begin(core);
     cst_ranks_committed(core);
@@ -223,7 +228,7 @@ void cst_commit_close(struct cst_core *core)
         !cst_idle_is_known(core)) {
         return;
     }
-    if (core->save.state == CST_SAVE_ACTIVE) {
+    if (core->save.state == CST_SAVE_ACTIVE || !cst_versions_may_begin(core)) {
         core->commit.held_ns = core->commit.held_ns != 0 ? core->commit.held_ns : core->now;
         return;
     }
@@ -295,6 +300,7 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
     core->commit.n_overflows = counters->n_overflows;
     cst_idle_restore(core, counters->adam_step);
     cst_agreement_restored(core);
+    cst_versions_written(core);
     if (record != NULL) {
         core->commit.has_hyper = record->has_hyper;
         core->commit.hyper = record->hyper;

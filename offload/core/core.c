@@ -34,6 +34,7 @@
 #include "offload/core/states.h"
 #include "offload/gradient/sum.h"
 #include "offload/update/update_end.h"
+#include "offload/update/versions.h"
 #include "offload/books/weight_row.h"
 
 #include <inttypes.h>
@@ -60,6 +61,7 @@ static void on_tick(struct cst_core *core, const struct cst_event *event)
     cst_deadlines_expire(core);
     cst_drift_expire(core);
     cst_save_expire(core);
+    cst_versions_expire(core);
 }
 
 static const struct {
@@ -87,6 +89,8 @@ static const struct {
     [CST_EV_WRITE] = {NEEDS_REQUEST, cst_states_write},
     [CST_EV_SAVE] = {NEEDS_REQUEST, cst_save_begin},
     [CST_EV_SAVE_END] = {NEEDS_NOTHING, cst_save_end},
+    [CST_EV_KEEP] = {NEEDS_NOTHING, cst_versions_keep},
+    [CST_EV_UNKEEP] = {NEEDS_NOTHING, cst_versions_unkeep},
     [CST_EV_RESTORE] = {NEEDS_REQUEST, cst_save_restore},
     [CST_EV_MISSED] = {NEEDS_REQUEST, cst_idle_take_missed},
     [CST_EV_REVIVE] = {NEEDS_REQUEST, cst_revival_go_on},
@@ -298,6 +302,9 @@ static void route(struct cst_core *core, const struct cst_event *event, const st
     case CST_FACT_DECIDED:
         cst_commit_decided(core, &core->agreement.last_decision);
         break;
+    case CST_FACT_KEPT_NO_MORE:
+        core->versions.wait_ns += cst_commit_release(core);
+        break;
     case CST_FACT_IDLE_KNOWN:
         cst_commit_close(core);
         break;
@@ -360,6 +367,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
         cst_next_pump(core);
         cst_fetch_pump(core);
         cst_save_look(core);
+        cst_versions_look(core);
         cst_seal_look(core);
     }
     core->out.actions = NULL;
@@ -370,9 +378,11 @@ uint64_t cst_core_deadline(const struct cst_core *core)
     uint32_t i = cst_requests_next_late(&core->requests);
     uint64_t request = i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
     uint64_t save = cst_save_deadline(core);
+    uint64_t versions = cst_versions_deadline(core);
     uint64_t drift = cst_drift_deadline(core);
 
     request = request < save ? request : save;
+    request = request < versions ? request : versions;
     return request < drift ? request : drift;
 }
 

@@ -120,8 +120,8 @@
  * fp32, as their grad rows are, but what was said above of bf16 rows holds for these grad rows, if
  * there are no micro-batches: they keep one spilled contribution, and take a sum whole.
  *
- * Two weight rows (policy.overlap EARLY or DELAYED; layout->states.two_weights). Fetches read one
- * row, an update writes the other, and a commit switches the rows:
+ * Two weight rows (policy.overlap EARLY or DELAYED, or for readers; layout->states.two_weights).
+ * Fetches read one row, an update writes the other, and a commit switches the rows:
  *
  *   - EARLY. By PREPARE a rank announces the hyper-parameters of its STEP. If all ranks have
  *     announced the same ones and do not clip, a chunk is updated as soon as its gradient is

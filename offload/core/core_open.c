@@ -286,6 +286,7 @@ int cst_core_open(struct cst_core **out, const struct cst_core_config *config, s
     core->two_weights = config->layout->states.two_weights;
     core->step = config->step;
     core->commit.adam_step = config->step;
+    cst_versions_open(core);
     core->out.last_ticket = config->first_ticket == 0 ? 0 : config->first_ticket - 1;
     cst_requests_init(&core->requests);
     cst_flights_init(&core->flights);

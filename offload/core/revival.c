@@ -364,5 +364,6 @@ void cst_revival_go_on(struct cst_core *core, const struct cst_event *event)
     for (uint64_t i = 0; i < event->table->n_tiles; i++) {
         tiles[i].reduce_mark = CST_MARK_NONE;
     }
+    cst_versions_committed(core);
     cst_seal_due(core); /* Nobody knows whether the step was sealed. */
 }

@@ -304,7 +304,8 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
     }
     if (cst_weight_row_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
         cst_overlap_check_write(core, &err) != CST_OK ||
-        cst_seal_check_write(core, &err) != CST_OK || cst_save_check_write(core, &err) != CST_OK) {
+        cst_seal_check_write(core, &err) != CST_OK || cst_save_check_write(core, &err) != CST_OK ||
+        cst_versions_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }
@@ -325,6 +326,9 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
     if (core->chunks[tensor->chunk].away && cst_table_is_moment((int)event->row)) {
         (void)cst_core_reply(core, event->tag);
         return;
+    }
+    if (!cst_table_is_moment((int)event->row)) {
+        cst_versions_written(core);
     }
     i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
     core->requests.v[i].chunk = tensor->chunk;

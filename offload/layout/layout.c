@@ -284,7 +284,8 @@ static int check_config(const struct cst_model *model, const struct cst_layout_c
             "leave grad_over_weight out",
             config->grad_bytes == 4 ? "micro-batches or more than 64 ranks: set micro_batches to 1"
             : config->states.two_weights
-                ? "early or delayed updates: set overlap to commit"
+                ? "early or delayed updates, or with two versions of the weights: set overlap to "
+                  "commit and versions to 1"
                 : "split masters, of which the weights are a part: set masters to fp32");
     }
     if (config->n_devices > CST_LAYOUT_MAX_DEVICES) {

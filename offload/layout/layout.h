@@ -264,7 +264,8 @@ struct cst_layout_states {
     enum cst_optimizer optimizer;
     enum cst_masters masters; /* SPLIT: the master row has 16-bit remainders. */
     enum cst_moments moments; /* Format of the moments. */
-    bool two_weights;         /* There is a second weight row, for early or delayed updates. */
+    /* There is a second weight row, for early or delayed updates or for readers. */
+    bool two_weights;
     /* The gradient of a bf16 tensor uses the weight row, which saves 2 bytes per parameter; see
      * core.h. Not possible with two_weights, fp32 grad rows or split masters. */
     bool grad_over_weight;

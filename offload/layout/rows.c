@@ -31,7 +31,7 @@ struct cst_layout_states cst_layout_job_states(const struct cst_job_spec *spec)
         .optimizer = spec->states.optimizer,
         .masters = spec->states.masters,
         .moments = spec->states.moments,
-        .two_weights = spec->updates.overlap != CST_OVERLAP_COMMIT,
+        .two_weights = spec->updates.overlap != CST_OVERLAP_COMMIT || spec->states.versions > 1,
         .grad_over_weight = spec->states.grad_over_weight,
         .skips_unused = spec->updates.unused == CST_UNUSED_SKIP,
         .durable = spec->states.durable,

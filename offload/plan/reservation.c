@@ -137,9 +137,8 @@ int cst_reservation_check(const struct cst_search *s, struct cst_err *err)
     const struct cst_rates_device *device = &s->rates.devices[s->accelerator];
     int rc;
 
-    if ((c->overlap != CST_OVERLAP_COMMIT) != c->states.two_weights) {
-        return cst_err_set(err, CST_EINVAL,
-                           "updates at the commit need one weight row, others need two");
+    if (c->overlap != CST_OVERLAP_COMMIT && !c->states.two_weights) {
+        return cst_err_set(err, CST_EINVAL, "early and delayed updates need two weight rows");
     }
     if ((c->device_update_bytes > MOST_BYTES && !is_auto(s)) ||
         (c->device_states > MOST_BYTES && c->device_states != CST_PLAN_DEVICE_UPDATE_AUTO)) {

@@ -102,7 +102,9 @@ static int check_config(const struct cst_plan_config *c, struct cst_err *err)
             err, CST_EINVAL,
             "gradients in the place of weights (grad_over_weight) cannot be combined with %s, or "
             "leave grad_over_weight out",
-            c->states.two_weights ? "early or delayed updates: set overlap to commit"
+            c->states.two_weights
+                ? "early or delayed updates, or with two versions of the weights: set overlap to "
+                  "commit and versions to 1"
             : c->states.masters == CST_MASTERS_SPLIT ? "split masters: set masters to fp32"
                                                      : "micro-batches: set micro_batches to 1");
     }

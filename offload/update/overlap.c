@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Where a chunk's update writes its weights, and when it is issued.
  *
- * A job with early or delayed updates has two weight rows. Fetches read one of them, the chunk's
- * weight side; an update always writes the other one. A switch makes that row the weight side.
+ * A job with early or delayed updates, or for readers, has two weight rows. Fetches read one of
+ * them, the chunk's weight side; an update always writes the other one. A switch makes that row the
+ * weight side.
  *
  *   COMMIT, or EARLY if not allowed early     commit i: UPDATE i, switch
  *   EARLY      gradient complete: UPDATE i;   commit i: switch
@@ -37,6 +38,7 @@
 #include "offload/weights/residency.h"
 #include "offload/gradient/sum.h"
 #include "offload/update/update.h"
+#include "offload/update/versions.h"
 
 #include <inttypes.h>
 
@@ -175,11 +177,12 @@ bool cst_overlap_guards(const struct cst_core *core)
 
 /* True if the chunk may be updated before the commit. With a WRITE in flight it may not: if the
  * WRITE failed, the update would fail too. While a save reads the states, or waits for those of a
- * committed step, it may not either. */
+ * committed step, or readers keep the row that would be written, it may not either. */
 static bool may_be_early(const struct cst_core *core, const struct cst_chunk *chunk)
 {
     return core->attempt.phase == CST_PHASE_RUNNING && !cst_weight_row_is_early(&chunk->weight) &&
-           chunk->writes.n == 0 && core->save.state == CST_SAVE_NONE && is_prepared(core);
+           chunk->writes.n == 0 && core->save.state == CST_SAVE_NONE &&
+           cst_versions_may_begin(core) && is_prepared(core);
 }
 
 static struct cst_update begin_early(struct cst_core *core, uint32_t c)
@@ -189,6 +192,7 @@ static struct cst_update begin_early(struct cst_core *core, uint32_t c)
     core->early.hyper = *hyper;
     if (core->early.n == 0) {
         cst_hyper_write_factors(core, core->commit.adam_step + 1);
+        cst_versions_begin(core);
     }
     cst_weight_row_go(core, c, CST_ROWS_AHEAD);
     core->early.n++;

@@ -27,6 +27,7 @@
 #include "offload/gradient/lent_memory.h"
 #include "offload/gradient/sum.h"
 #include "offload/update/update.h"
+#include "offload/update/versions.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -268,6 +269,9 @@ void cst_update_end(struct cst_core *core, const struct cst_flight *flight,
                     const struct cst_event *event)
 {
     end_command(core, flight, event);
+    if (event->status == CST_OK) {
+        cst_versions_updated(core, flight->chunk);
+    }
     if (cst_flight_is_device_update(flight)) {
         cst_lent_memory_done(core, flight);
     }

@@ -77,6 +77,9 @@ static void carry_out(struct machines *sim, uint32_t m, const struct cst_action 
             printf("%9" PRIu64 " machine %u: %s\n", sim->now, m, a->log.text);
         }
         break;
+    case CST_ACT_VERSION:
+    case CST_ACT_REVOKE:
+        break;
     case CST_ACT_SEAL:
         machines_fail(sim, "a seal");
     }
