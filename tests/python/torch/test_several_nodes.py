@@ -143,7 +143,7 @@ class SeveralNodes(unittest.TestCase):
         first = self.begin(ON_TWO[0], "waits")
         self.said(
             first,
-            "rank 0 of job 'waits' has waited .* in commit for rank 1 of 2 ranks, .*node list",
+            "rank 0 of job 'waits' has waited .* in commit for 1 of 2 ranks, .*node list",
         )
         second = self.begin(ON_TWO[1], "waits")
         self.said(first, "^attached")
