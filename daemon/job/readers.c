@@ -69,6 +69,7 @@ static int find_version(const struct cstd_reader *reader)
 
     for (int row = 0; row < CSTD_READER_ROWS; row++) {
         if (readers->rows[row].readable &&
+            (!reader->keep || cst_core_may_keep(reader->job->core, (uint32_t)row)) &&
             (!reader->has_after || readers->rows[row].step > reader->after) &&
             (found < 0 || readers->rows[row].step > readers->rows[found].step)) {
             found = row;

@@ -442,6 +442,11 @@ uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_
                                                                      : 0;
 }
 
+bool cst_core_may_keep(const struct cst_core *core, uint32_t row)
+{
+    return cst_versions_may_keep(core, row);
+}
+
 uint64_t cst_core_recorded_step(const struct cst_core *core)
 {
     return core->agreement.last_decision.step;

@@ -51,11 +51,19 @@ void cst_versions_open(struct cst_core *core)
 
 /* -- readers ---------------------------------------------------------------------------------- */
 
+bool cst_versions_may_keep(const struct cst_core *core, uint32_t row)
+{
+    bool commits = core->attempt.closing && core->commit.normed == core->collection.number + 1;
+
+    return row < CST_VERSIONS_MAX && core->versions.rows[row].readable &&
+           !(commits && row == target(core));
+}
+
 void cst_versions_keep(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_version *version;
 
-    if (event->weight_row >= CST_VERSIONS_MAX || !core->versions.rows[event->weight_row].readable) {
+    if (!cst_versions_may_keep(core, event->weight_row)) {
         cst_core_refuse(core, event->tag, CST_EINVAL,
                         "weight row %" PRIu32 " has no version that can be kept",
                         event->weight_row);

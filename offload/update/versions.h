@@ -42,6 +42,9 @@ void cst_versions_open(struct cst_core *core);
 void cst_versions_keep(struct cst_core *core, const struct cst_event *event);
 void cst_versions_unkeep(struct cst_core *core, const struct cst_event *event);
 
+/* False: @row has no version, or one that the commit under way overwrites. */
+bool cst_versions_may_keep(const struct cst_core *core, uint32_t row);
+
 /* False: a reader keeps the row that the updates of the step under way are to write. */
 bool cst_versions_may_begin(const struct cst_core *core);
 

@@ -71,6 +71,9 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            " updates before their commit, %" PRIu64 " of them with the sum, %" PRIu64
            " gradients dropped\n",
            totals.early_runs, totals.delayed_runs, totals.ahead, totals.fused, totals.dropped);
+    printf("sim: %" PRIu64 " versions for readers, %" PRIu64
+           " runs with two weight rows for them\n",
+           totals.versions, totals.two_runs);
     printf("sim: %" PRIu64 " copies to and from reservations, %" PRIu64
            " gradients kept there, %" PRIu64 " commands done twice, %" PRIu64
            " in place of others; states on accelerators %" PRIu64

@@ -220,8 +220,9 @@ void sim_open(struct sim *sim)
     sim->micro_batches = sim_chance(sim, 5000) ? 1 : 1 + sim_below(sim, SIM_MAX_MICRO);
     sim->grad_fp32 = sim->micro_batches > 1 || sim_chance(sim, 1500);
     choose_overlap(sim);
-    sim->skips = sim->overlap == CST_OVERLAP_COMMIT && sim_chance(sim, 5000);
-    sim->grad_over = !sim->grad_fp32 && sim->overlap == CST_OVERLAP_COMMIT && sim_chance(sim, 5000);
+    sim->two_rows = sim->overlap != CST_OVERLAP_COMMIT || sim_chance(sim, 3000);
+    sim->skips = !sim->two_rows && sim_chance(sim, 5000);
+    sim->grad_over = !sim->grad_fp32 && !sim->two_rows && sim_chance(sim, 5000);
     choose_chances(sim);
     choose_peers(sim);
     model_open(sim);

@@ -187,7 +187,7 @@ void model_open(struct sim *sim)
 
     config.states.optimizer = sim_chance(sim, 3000) ? CST_OPTIMIZER_MUON : CST_OPTIMIZER_ADAMW;
     config.states.grad_over_weight = sim->grad_over;
-    config.states.two_weights = sim->overlap != CST_OVERLAP_COMMIT;
+    config.states.two_weights = sim->two_rows;
     config.states.skips_unused = sim->skips;
     cst_model_init(&sim->model);
     cst_model_init(&sim->base_model);

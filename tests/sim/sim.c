@@ -188,6 +188,8 @@ void sim_event(struct sim *sim, struct cst_event event)
             deliver(sim, &a->reply);
         } else if (a->kind == CST_ACT_RECALL && heeds) {
             driver_recall(sim, a->recall);
+        } else if (a->kind == CST_ACT_VERSION || a->kind == CST_ACT_REVOKE) {
+            readers_act(sim, a);
         } else if (a->kind == CST_ACT_LOG && sim->options.verbose) {
             printf("%8" PRIu64 "   log: %s\n", sim->n_turns, a->log.text);
         }
@@ -243,6 +245,7 @@ static void mischief(struct sim *sim)
     if (sim_chance(sim, sim->p_down)) {
         lost_node(sim);
     }
+    readers_turn(sim);
     if (sim_chance(sim, sim->p_interleave)) {
         cst_core_set_interleave(sim->core, sim_below(sim, 6));
     }
@@ -284,7 +287,10 @@ static void turn(struct sim *sim)
     sim->now += sim_below(sim, 10000);
     if (!sim->ending && !sim_is_calm(sim)) {
         mischief(sim);
+    } else {
+        (void)readers_leave(sim);
     }
+    readers_look(sim);
     if (sim->lost != 0 && (sim_is_calm(sim) || sim_chance(sim, 100))) {
         lost_end(sim);
     }
@@ -298,7 +304,7 @@ static void turn(struct sim *sim)
     if (cst_core_deadline(sim->core) != CST_CORE_NEVER) {
         sim->now = cst_core_deadline(sim->core);
         sim_event(sim, (struct cst_event){.kind = CST_EV_TICK});
-    } else if (!sim->ending && sim->n_jobs == 0 && everybody_is_there(sim)) {
+    } else if (!readers_leave(sim) && !sim->ending && sim->n_jobs == 0 && everybody_is_there(sim)) {
         sim_fail(sim, "deadlock: nobody can do anything");
     }
 }

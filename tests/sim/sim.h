@@ -134,6 +134,13 @@ struct pending {
     uint64_t at_least;
 };
 
+/* A version of the weights that the core calls readable. */
+struct version {
+    bool readable;
+    unsigned n_kept;                  /* readers that keep it */
+    uint64_t changes[SIM_MAX_CHUNKS]; /* `changes` of the row of each chunk since then */
+};
+
 /* Options of a run. */
 struct sim_options {
     uint64_t seed;
@@ -180,6 +187,8 @@ struct sim_totals {
     uint64_t redone; /* commands that an engine had completed before it died, and executed again */
     /* Sums of contributions that began before all ranks of the group had handed in. */
     uint64_t early;
+    uint64_t versions; /* versions of the weights that were readable */
+    uint64_t two_runs; /* runs with updates at the commit and two weight rows, for readers */
 };
 
 /* A simulated job with everything that belongs to it. */
@@ -257,6 +266,9 @@ struct sim {
         p_worker_copies, p_patterns, p_big, p_fp32, p_idle, p_interleave, p_quiet, p_prepare,
         p_lost;
     enum cst_overlap overlap;
+    bool two_rows; /* chunks with states have two weight rows */
+    struct version versions[2];
+    uint64_t n_versions;
     uint64_t delay_from;
     bool skips; /* chunks without a gradient in a step are skipped; only with COMMIT */
     float clip_norm;
@@ -494,5 +506,19 @@ bool fills_turn(struct sim *sim, uint32_t rank);
 void tool_turn(struct sim *sim);
 /* Check the reply to the tool's request @asked. */
 void tool_reply(struct sim *sim, const struct pending *asked, const struct cst_reply *reply);
+
+/* -- readers -------------------------------------------------------------------------------- */
+
+/* Carry out CST_ACT_VERSION or CST_ACT_REVOKE. */
+void readers_act(struct sim *sim, const struct cst_action *a);
+
+/* Fail if something has written to a row that is readable. Called after each event. */
+void readers_look(const struct sim *sim);
+
+/* Let readers keep a version, or keep it no more. */
+void readers_turn(struct sim *sim);
+
+/* No reader keeps a version any more. False: none did before. */
+bool readers_leave(struct sim *sim);
 
 #endif

@@ -30,6 +30,8 @@ void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
     totals->frozen_runs += frozen;
     totals->base_runs += base;
     totals->class_runs += sim->layout.n_classes > 1;
+    totals->versions += sim->n_versions;
+    totals->two_runs += sim->two_rows && sim->overlap == CST_OVERLAP_COMMIT;
     totals->early_runs += sim->overlap == CST_OVERLAP_EARLY;
     totals->delayed_runs += sim->overlap == CST_OVERLAP_DELAYED;
     totals->over_runs += sim->grad_over;

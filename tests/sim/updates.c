@@ -180,7 +180,7 @@ static void end_row(struct sim *sim, struct job *job, enum cst_row row, bool tor
         uint32_t t = sim->layout.order[chunk->first_tensor + k];
         uint64_t value = over_weight(sim, job->command.chunk, row, job->old[row][k], !torn);
 
-        if (weight && sim->overlap != CST_OVERLAP_COMMIT) {
+        if (weight && sim->two_rows) {
             value = torn ? MEMORY_GARBAGE : job->weights[k] + 1;
         }
         memory_end(&sim->memory.states[row][t], value);
