@@ -74,8 +74,11 @@ static struct cstd_reader *reader_of(struct cstd_session *session, uint64_t id)
     if (session->reads != NULL) {
         return session->reads;
     }
-    if (session->job_removed) {
-        cstd_session_error(session, id, &session->why_removed);
+    if (session->job_removed && session->why_removed.status == CST_ESTALE) {
+        cstd_session_error(session, id, &session->why_removed); /* The job is not removed. */
+    } else if (session->job_removed) {
+        cstd_serve_error(session, id, CST_ENOTFOUND, "the job was removed: %s",
+                         session->why_removed.text);
     } else {
         cstd_serve_error(session, id, CST_EINVAL, "this connection reads no job");
     }
