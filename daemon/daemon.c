@@ -21,6 +21,7 @@
 #include "daemon/engine/gpus.h"
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
+#include "daemon/job/readers.h"
 #include "daemon/job/searches.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/revive/revive.h"
@@ -211,6 +212,7 @@ static void on_settled(struct cstd_job *job)
 {
     cstd_comms_look(job);
     cstd_commit_settled(job);
+    cstd_readers_look(job);
 }
 
 static const struct cstd_core_driver_ops core_ops = {.settled = on_settled,

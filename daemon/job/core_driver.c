@@ -488,7 +488,6 @@ void cstd_job_feed(struct cstd_job *job, struct cst_event *event)
         }
         cstd_done_look(job);
         cstd_durable_look(job);
-        cstd_readers_look(job);
     }
 }
 

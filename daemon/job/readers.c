@@ -173,15 +173,6 @@ int cstd_readers_release(struct cstd_reader *reader, uint64_t number, struct cst
     return CST_OK;
 }
 
-/* -- versions --------------------------------------------------------------------------------- */
-
-void cstd_readers_version(struct cstd_job *job, uint32_t row, uint64_t step)
-{
-    job->readers.rows[row].readable = true;
-    job->readers.rows[row].step = step;
-    job->readers.news = true;
-}
-
 void cstd_readers_look(struct cstd_job *job)
 {
     struct cstd_reader *reader, *following;
@@ -195,30 +186,6 @@ void cstd_readers_look(struct cstd_job *job)
         if (reader->next != NULL) {
             grant(reader);
         }
-    }
-}
-
-/* @reader loses what it holds in @row. */
-static void lose(struct cstd_reader *reader, uint32_t row)
-{
-    for (int i = 0; i < CSTD_READER_HOLDS; i++) {
-        struct cstd_reader_hold *hold = &reader->holds[i];
-
-        if (hold->number != 0 && hold->row == row && !hold->lost) {
-            hold->lost = true;
-            reader->job->readers.n_lost++;
-        }
-    }
-}
-
-void cstd_readers_revoke(struct cstd_job *job, uint32_t row)
-{
-    struct cstd_reader *reader;
-
-    job->readers.rows[row].readable = false;
-    TAILQ_FOREACH(reader, &job->readers.list, link)
-    {
-        lose(reader, row);
     }
 }
 
