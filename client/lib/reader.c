@@ -280,6 +280,15 @@ const void *cst_reader_weights(const struct cst_reader *reader,
 
 /* -- versions --------------------------------------------------------------------------------- */
 
+/* Return @rc. If the connection has ended, say what that means for a reader. */
+static int ended(int rc, struct cst_err *err)
+{
+    return rc == CST_ECONN
+               ? cst_err_prefix(err, "the daemon has ended, and with it all versions that were "
+                                     "held: open the reader again")
+               : rc;
+}
+
 /* Milliseconds until @end; -1: @end is 0, and there is no limit. */
 static int left(uint64_t end)
 {
@@ -339,9 +348,9 @@ int cst_reader_next(struct cst_reader *reader, const struct cst_reader_wish *wis
                          CISTERN__MSG_TYPE__MSG_READER_VERSION,
                          &cistern__reader_version__descriptor, err);
     if (rc != CST_OK) {
-        return rc;
+        return ended(rc, err);
     }
-    rc = wait_for(reader, &call, end, err);
+    rc = ended(wait_for(reader, &call, end, err), err);
     if (rc == CST_OK) {
         const Cistern__ReaderVersion *reply = (const Cistern__ReaderVersion *)call.reply;
 
@@ -364,7 +373,7 @@ static int ask(struct cst_reader *reader, uint16_t type, const struct cst_reader
     rc = cstc_call_sync(reader->client, &call, type, &msg.base, CISTERN__MSG_TYPE__MSG_OK, NULL,
                         err);
     cstc_call_reset(&call);
-    return rc;
+    return ended(rc, err);
 }
 
 int cst_reader_check(struct cst_reader *reader, const struct cst_reader_version *version,

@@ -112,6 +112,42 @@ train_read split1 2 --masters split
 same_steps split split1
 train_read muon 1 --versions 2 --optimizer muon --moments mx8
 same_as_checkpoint muon
-for job in one two small early delayed split split1 muon; do
-    ./cistern rm "$job"
+train_read idle1 2 --experts 4 --top-k 1 --unused skip
+train_read idle2 2 --experts 4 --top-k 1 --unused skip --versions 2
+same_steps idle2 idle1
+find_drive
+if [ -n "$drive" ]; then
+    train_read disk 2 --disk "$drive" --versions 2
+    same_steps disk one
+fi
+
+# -- the daemon is killed ---------------------------------------------------------------------------
+
+# A reader says so, and the next one reads what the next daemon has.
+declare -A readers=()
+begin killed 2 --steps "$steps" --versions 2
+poll is_committed killed
+read_job killed.0 killed --hold
+for ((i = 1; i <= n_kills; i++)); do
+    poll has_stepped killed $((i * steps / (n_kills + 1)))
+    kill_daemon keeper
+    wait "${readers[killed.$((i - 1))]}" && fail "a reader goes on without a daemon"
+    grep -q "open the reader again" "$tmp/killed.$((i - 1)).err" || fail "a reader says: $(cat "$tmp/killed.$((i - 1)).err")"
+    read_job "killed.$i" killed --hold
 done
+end killed
+kill "${readers[killed.$n_kills]}"
+cat "$tmp"/killed.*.read | grep -E '^step [0-9]+  [0-9a-f]{16}$' >"$tmp/killed.steps"
+same_steps killed two
+
+# -- simulated accelerators -------------------------------------------------------------------------
+
+printf '[paced]\ndevices = 2\nmemory = 64M\n[plan]\ninterleave = 2\n' >"$tmp/paced.conf"
+export CISTERN_SOCKET=$tmp/run/paced.sock
+start paced --keep ./cisternd --socket "$CISTERN_SOCKET" --manager-socket "$tmp/run/paced-manager.sock" --engine-threads 2 --gpus none \
+    --config "$tmp/paced.conf"
+await paced READY=1
+train_read device 2 --device paced --device-update 8M --versions 2
+same_steps device one
+train_read lent 2 --device paced --device-update lent
+same_steps lent one
