@@ -156,6 +156,17 @@ static void print_memory(const Cistern__JobInfo *job, FILE *out)
     }
 }
 
+static void print_readers(const Cistern__JobInfo *job, FILE *out)
+{
+    char text[CLI_HUMAN_BYTES];
+
+    if (job->has_readers) {
+        (void)fprintf(out, "readers   %u; they have lost %llu versions, and steps waited %s\n",
+                      job->readers, (unsigned long long)job->versions_lost,
+                      cli_seconds(job->reader_wait_seconds, text));
+    }
+}
+
 /* Print how many steps changed no weight. An older daemon does not tell which ones overflowed. */
 static void print_skipped(const Cistern__JobInfo *job, FILE *out)
 {
@@ -185,6 +196,7 @@ static void print_progress(const Cistern__JobInfo *job, FILE *out)
         (void)fprintf(out, "last step loss %s, gradient norm %.4g, %s\n", loss, job->last_grad_norm,
                       cli_seconds(job->step_seconds, text));
         print_skipped(job, out);
+        print_readers(job, out);
     }
     print_updates(job, out);
     if (job->plan != NULL) {

@@ -153,6 +153,12 @@ static const struct row job_rows[] = {
     {"cistern_job_saving", GAUGE, "1: a checkpoint is being written.", "saving", NULL},
     {"cistern_job_save_wait_seconds_total", COUNTER, "Time for which commits waited for saves.",
      "save_wait_seconds", NULL},
+    {"cistern_job_readers", GAUGE, "Processes that read the weights.", "readers", NULL},
+    {"cistern_job_versions_lost_total", COUNTER,
+     "Versions of the weights that were overwritten while a reader had them.", "versions_lost",
+     NULL},
+    {"cistern_job_reader_wait_seconds_total", COUNTER, "Time for which commits waited for readers.",
+     "reader_wait_seconds", NULL},
 };
 
 /* Of all RankInfos of a job. */

@@ -180,6 +180,11 @@ static void fill_core(const struct cstd_job *job, Cistern__JobInfo *out)
     out->saving = stats.saving;
     out->has_save_wait_seconds = stats.save_wait_ns > 0;
     out->save_wait_seconds = (double)stats.save_wait_ns * 1e-9;
+    out->has_readers = out->has_versions_lost = out->has_reader_wait_seconds =
+        job->readers.n > 0 || job->readers.n_lost > 0 || stats.reader_wait_ns > 0;
+    out->readers = job->readers.n;
+    out->versions_lost = job->readers.n_lost;
+    out->reader_wait_seconds = (double)stats.reader_wait_ns * 1e-9;
     out->last_grad_norm = stats.last_grad_norm;
     out->has_step_seconds = stats.last_step_ns > 0;
     out->step_seconds = (double)stats.last_step_ns * 1e-9;

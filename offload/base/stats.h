@@ -76,10 +76,11 @@ struct cst_core_stats {
     bool saving;            /* A save is under way. */
     /* WRITEs that the death of the daemon has cut off, and that workers have not repeated yet. */
     uint32_t n_writes_left;
-    uint64_t save_wait_ns; /* Time for which commits have waited for saves. */
-    uint64_t last_step_ns; /* Time between the last two commits. */
-    uint32_t interleave;   /* k that is in use; 0: no chunk gets a device update. */
-    uint64_t n_updates;    /* Completed updates of chunks. */
+    uint64_t save_wait_ns;   /* Time for which commits have waited for saves. */
+    uint64_t reader_wait_ns; /* The same for readers. */
+    uint64_t last_step_ns;   /* Time between the last two commits. */
+    uint32_t interleave;     /* k that is in use; 0: no chunk gets a device update. */
+    uint64_t n_updates;      /* Completed updates of chunks. */
     /* Completed updates of chunks that were made on accelerators, in device reservations or on
      * device states. */
     uint64_t n_device_updates;

@@ -519,6 +519,7 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .saving = core->save.state != CST_SAVE_NONE,
         .n_writes_left = core->writes.n_left,
         .save_wait_ns = core->save.wait_ns,
+        .reader_wait_ns = core->versions.wait_ns,
         .last_loss = core->commit.last_loss,
         .last_grad_norm = core->commit.last_grad_norm,
         .last_step_ns = core->commit.last_step_ns,
