@@ -29,6 +29,7 @@
 #include "offload/update/overlap.h"
 #include "offload/update/replicas.h"
 #include "offload/update/update.h"
+#include "offload/core/pause.h"
 #include "offload/books/rank.h"
 #include "offload/core/ranks.h"
 #include "offload/books/request.h"
@@ -128,6 +129,7 @@ struct cst_core {
     struct cst_idle idle;
     struct cst_writes writes;
     struct cst_save save;
+    struct cst_pause pause;
     struct cst_seal seal;
     struct cst_grants grants;
     struct cst_landings landings;
