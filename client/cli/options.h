@@ -26,6 +26,8 @@ enum {
     CLI_USES_MESHES = 1 << 14,
     CLI_USES_TOP = 1 << 15,
     CLI_USES_LISTEN = 1 << 16,
+    CLI_USES_PAUSE = 1 << 17,
+    CLI_USES_RESUME = 1 << 18,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */
