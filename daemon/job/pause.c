@@ -54,7 +54,7 @@ int cstd_pause_check(const struct cstd_job *job, bool release, struct cst_err *e
     if (job->pause.ends) {
         return cst_err_set(err, CST_EBUSY, "job '%s' is being resumed", job->name);
     }
-    if (release && !cstd_pool_pages_can(&job->memory)) {
+    if (release && !job->memory.parked && !cstd_pool_pages_can(&job->memory)) {
         return cst_err_set(err, CST_EUNSUPPORTED,
                            "the pools of job '%s' cannot be released, because it uses a GPU whose "
                            "driver holds them: pause it without --release-pools, or stop its "
@@ -126,6 +126,9 @@ static void on_given(struct cstd_memory *memory, const struct cst_err *err)
     struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
     char bytes[CST_SIZE_TEXT];
 
+    if (job->state != CSTD_JOB_READY) {
+        return; /* It is being removed. */
+    }
     if (err->status != CST_OK) {
         give_up_release(job, err);
     } else {
@@ -167,6 +170,9 @@ static void on_taken(struct cstd_memory *memory, const struct cst_err *err)
 {
     struct cstd_job *job = cstd_owner_of(memory, struct cstd_job, memory);
 
+    if (job->state != CSTD_JOB_READY) {
+        return; /* It is being removed. */
+    }
     if (err->status != CST_OK) {
         fail_resume(job, err);
     } else {
@@ -214,6 +220,7 @@ static void take_pools(struct cstd_job *job)
 void cstd_pause_pools_made(struct cstd_job *job, const struct cst_err *err)
 {
     if (!job->pause.ends) {
+        cstd_pause_look(job); /* It may have waited for the pools to be made, to release them. */
         return;
     }
     if (err->status != CST_OK) {

@@ -22,6 +22,12 @@ void cstd_serve_pause(struct cstd_session *session, uint64_t id, void *body)
                                         &message->base, cstd_serve_pause)) {
         return;
     }
+    if (rc == CST_OK && session->job == job) {
+        rc = cst_err_set(&err, CST_EINVAL,
+                         "rank %u cannot pause its own job '%s', because it would wait for its own "
+                         "step: use another connection",
+                         session->rank, job->name);
+    }
     rc = rc == CST_OK ? cstd_pause_check(job, release, &err) : rc;
     rc = rc == CST_OK
              ? cstd_session_defer(session, job, id, CISTERN__MSG_TYPE__MSG_PAUSE, 1, &request, &err)

@@ -387,6 +387,7 @@ struct cst_pause_result {
  * a job, or the client of another job. Statuses:
  *   - CST_ENOTFOUND: there is no such job.
  *   - CST_EINVAL: the job is not committed yet, or has failed.
+ *   - CST_EINVAL: @client is that of a worker of the job, which would wait for itself.
  *   - CST_EBUSY: the job is being reshaped or resumed.
  *   - CST_EBUSY: a cst_try_... call of this client is pending.
  *   - CST_EUNSUPPORTED: the job has ranks on several nodes.

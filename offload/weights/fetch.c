@@ -50,7 +50,7 @@ static bool place_weight(struct cst_core *core, uint32_t i)
                          request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
     }
     if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        cst_waiting_answer(core, i, b, false);
+        cst_waiting_answer(core, i, b, pool->blocks[b].leases > 0);
     } else {
         join(core, i, request->rank, b);
     }

@@ -228,3 +228,18 @@ is_in_state over paused || fail "a worker has ended the pause"
 end over
 
 stop_daemon keeper
+
+# No wait for other ranks ends during a pause: neither in the daemon nor in memory that ranks share, as those of a pipeline do.
+timeout=$((wait_s / 10))
+printf '[job]\ntimeout = %d\n' $timeout >"$tmp/timeout.conf"
+start_keeping patient --config "$tmp/timeout.conf" --gpus none
+begin plain-chain 2 --parallel pipeline
+end plain-chain
+begin chain 2 --parallel pipeline
+poll has_stepped chain 1
+./cistern pause chain
+sleep $((timeout + 1))
+./cistern resume chain
+end chain
+cmp "$tmp/plain-chain.weights" "$tmp/chain.weights" || fail "other weights of a pipeline after a pause"
+stop_daemon patient

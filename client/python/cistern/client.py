@@ -205,8 +205,8 @@ class Client:
         ``resume``, whoever ends meanwhile; it can be read, saved and removed. ``release_pools`` gives
         the memory of its pools back, which other jobs can use then.
 
-        Raises CstError: ENOTFOUND, EINVAL (not committed yet, or failed), EBUSY (being reshaped or
-        resumed), EUNSUPPORTED (ranks on several nodes; ``release_pools`` of a job that uses a GPU),
+        Raises CstError: ENOTFOUND, EINVAL (not committed yet, failed, or the job of this
+        client), EBUSY (being reshaped or resumed), EUNSUPPORTED (ranks on several nodes; ``release_pools`` of a job that uses a GPU),
         ECANCELLED (resumed or removed meanwhile).
         """
         result, release = cst_pause_result(), checks.flag("release_pools", release_pools)
