@@ -233,9 +233,9 @@ stop_daemon keeper
 timeout=$((wait_s / 10))
 printf '[job]\ntimeout = %d\n' $timeout >"$tmp/timeout.conf"
 start_keeping patient --config "$tmp/timeout.conf" --gpus none
-begin plain-chain 2 --parallel pipeline
+begin plain-chain 2 --parallel pipeline --micro-batches 4
 end plain-chain
-begin chain 2 --parallel pipeline
+begin chain 2 --parallel pipeline --micro-batches 4
 poll has_stepped chain 1
 ./cistern pause chain
 sleep $((timeout + 1))
