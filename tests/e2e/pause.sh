@@ -221,6 +221,9 @@ begin over 1
 end over
 ./cistern pause over --release-pools
 is_in_state over paused || fail "a job that is done is not paused"
+! ./cistern-gpt "${model[@]}" --data "$tmp/text" --job over --reshape --world 2 --rank 0 >"$tmp/refused" 2>&1 ||
+    fail "a job that is paused was reshaped"
+has "cannot be reshaped while it is paused" "$tmp/refused" || fail "a reshape is refused as: $(<"$tmp/refused")"
 begin over 1
 sleep 0.3
 is_in_state over paused || fail "a worker has ended the pause"
