@@ -364,10 +364,12 @@ int cst_job_remove(struct cst_client *client, const char *name, struct cst_err *
 
 /* What cst_job_pause has done. */
 struct cst_pause_result {
-    uint64_t step;    /* Number of committed steps. */
-    double wait_s;    /* Time from the request until no step was under way. */
-    double update_s;  /* Time from then until all updates were over. */
-    double release_s; /* Time from the first of these until the pools' memory was available. */
+    uint64_t step;   /* Number of committed steps. */
+    double wait_s;   /* Time from the request until no step was under way. */
+    double update_s; /* Time from then until all updates were over. */
+    /* Time from the end of the step, or from the request if that came later, until the memory of
+     * the pools was available to others. */
+    double release_s;
     uint64_t released_bytes; /* Memory of the pools that was given back; 0: none. */
     bool already;            /* The job was paused before, and nothing has changed. */
 };
@@ -380,8 +382,9 @@ struct cst_pause_result {
  *   - The pause outlives the workers, and also the daemon if the job does.
  *   - The time to live of a job without workers (`ttl_s`) runs.
  *
- * @release_pools: give the memory of all pools back, so that other jobs can use it. New workers
- * then wait in cst_commit. A job that is paused already can be paused again to release its pools.
+ * @release_pools: give the memory of all pools back, so that other jobs can use it. That for
+ * updates (device_update_bytes) and for edges stays. New workers then wait in cst_commit. A job
+ * that is paused already can be paused again to release its pools.
  *
  * If this call ends early, the job is paused all the same. *out may be NULL. @client may be without
  * a job, or the client of another job. Statuses:

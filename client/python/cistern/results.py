@@ -38,7 +38,7 @@ class PauseResult(NamedTuple):
     step: int  #: Number of committed steps.
     wait_s: float  #: Time from the request until no step was under way.
     update_s: float  #: Time from then until all updates were over.
-    release_s: float  #: Time from the first of these until the pools' memory was available.
+    release_s: float  #: Time from the end of the step until others could use the pools' memory.
     released_bytes: int  #: Memory of the pools that was given back; 0: none.
     already: bool  #: The job was paused before, and nothing has changed.
 
