@@ -211,6 +211,7 @@ static void on_lost(struct cstd_job *job, const struct cst_err *why)
 static void on_settled(struct cstd_job *job)
 {
     cstd_comms_look(job);
+    cstd_pause_look(job);
     cstd_commit_settled(job);
     cstd_readers_look(job);
 }

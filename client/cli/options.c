@@ -56,8 +56,14 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(frozen))),
     ROW("force", 0, CLI_USES_FORCE, NULL, "remove the job even if ranks of it train",
         CST_FLAG(AT(force))),
-    ROW("wait", 0, CLI_USES_DRAIN, NULL,
-        "take no new jobs, and end when all jobs are done or have failed", CST_FLAG(AT(wait))),
+    ROW("release-pools", 0, CLI_USES_PAUSE, NULL,
+        "give the memory of the job's pools back, which other jobs can use then",
+        CST_FLAG(AT(release_pools))),
+    ROW("wait", 0, CLI_USES_DRAIN | CLI_USES_RESUME, NULL,
+        "drain: take no new jobs, and end when all jobs are done or have failed; resume: wait "
+        "while "
+        "others use the memory of the pools",
+        CST_FLAG(AT(wait))),
     ROW("steps", 0, CLI_USES_READER, "N", "read the weights of N steps (default: 1)",
         CST_U64(AT(steps), 1, COUNT_MAX)),
     ROW("hold", 0, CLI_USES_READER, NULL,

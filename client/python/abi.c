@@ -75,6 +75,10 @@
     F(s, name) F(s, from) F(s, to) F(s, slot_bytes) F(s, n_slots) F(s, on_device)
 #define FIELDS_cst_unit(F, A, N, s) \
     F(s, kind) F(s, stage) F(s, micro_batch)
+#define FIELDS_cst_pause_result(F, A, N, s) \
+    F(s, step) F(s, wait_s) F(s, update_s) F(s, release_s) F(s, released_bytes) F(s, already)
+#define FIELDS_cst_resume_result(F, A, N, s) \
+    F(s, step) F(s, paused_s) F(s, resume_s) F(s, pool_bytes)
 #define FIELDS_cst_launch(F, A, N, s) \
     F(s, rank) F(s, world) F(s, first_rank) F(s, all_ranks)
 /* A struct comes after those that it contains. */
@@ -82,7 +86,8 @@
     X(cst_err) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
-    X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit) X(cst_launch)
+    X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit) X(cst_launch) \
+    X(cst_pause_result) X(cst_resume_result)
 /* clang-format on */
 
 /* The ctypes name of the type of an expression. A type without a name here does not compile. */
@@ -415,6 +420,10 @@ static void print_beta2(void)
       struct cst_err *)                                                                            \
     X(int, cst_job_leave, struct cst_job *, struct cst_err *)                                      \
     X(int, cst_job_remove, struct cst_client *, const char *, struct cst_err *)                    \
+    X(int, cst_job_pause, struct cst_client *, const char *, bool, struct cst_pause_result *,      \
+      struct cst_err *)                                                                            \
+    X(int, cst_job_resume, struct cst_client *, const char *, struct cst_resume_result *,          \
+      struct cst_err *)                                                                            \
     X(int, cst_job_waits, struct cst_client *, const char *, char *, size_t, struct cst_err *)     \
     X(int, cst_group, struct cst_job *, const uint32_t *, uint32_t)                                \
     X(int, cst_tensor_as, struct cst_job *, const struct cst_tensor_spec *)                        \

@@ -17,6 +17,7 @@
 #include "daemon/job/comms.h"
 #include "daemon/job/durable.h"
 #include "daemon/job/interleave_tuner.h"
+#include "daemon/job/pause.h"
 #include "daemon/memory/files.h"
 #include "daemon/memory/job_options.h"
 #include "daemon/memory/upkeep.h"
@@ -202,6 +203,7 @@ struct cstd_job {
     struct cstd_migrate *migrate;
     /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
     bool stalled;
+    struct cstd_pause pause;    /* The pause of the job. */
     struct cstd_ledger ledger;  /* What outlives the daemon of this job. */
     struct cstd_readers readers; /* Those who read its weights. */
     struct cstd_session *saver; /* The session that saves the job (saver.h); NULL: none. */
@@ -284,6 +286,19 @@ static inline bool cstd_job_is_decided(const struct cstd_job *job)
 static inline bool cstd_job_is_committed(const struct cstd_job *job)
 {
     return job->core != NULL && job->state != CSTD_JOB_POPULATING;
+}
+
+/* True if @job is paused: not while a step is still under way. */
+static inline bool cstd_job_is_paused(const struct cstd_job *job)
+{
+    return job->pause.paused_ns != 0;
+}
+
+/* True if the pools of @job are released while it is paused. Whoever joins waits for them. */
+static inline bool cstd_job_lacks_pools(const struct cstd_job *job)
+{
+    return job->pause.wanted && job->pause.release &&
+           (job->memory.parked || job->memory.pool_pages.state != CSTD_POOL_PAGES_WHOLE);
 }
 
 /* Bytes of an element of the gradient rows of @job. */

@@ -72,6 +72,9 @@ static void finish(struct cstd_job *job, struct cstd_kept_job *kept)
     job->phase = CSTD_COMMIT_DONE;
     job->state = CSTD_JOB_READY;
     cstd_job_feed(job, &event);
+    if (record.pause != 0) {
+        cstd_pause_begin(job, record.pause == 2, NULL, record.paused_since_s);
+    }
     cstd_span_open(job);
     cstd_job_check_idle(job);
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),

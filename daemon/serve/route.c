@@ -138,6 +138,8 @@ static const struct row rows[] = {
     [CISTERN__MSG_TYPE__MSG_EXPLAIN] = {cstd_serve_explain, &cistern__explain__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_REMOVE] = {cstd_serve_job_remove, &cistern__job_name__descriptor,
                                            NOTHING},
+    [CISTERN__MSG_TYPE__MSG_PAUSE] = {cstd_serve_pause, &cistern__job_pause__descriptor, NOTHING},
+    [CISTERN__MSG_TYPE__MSG_RESUME] = {cstd_serve_resume, &cistern__job_name__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_QUOTA] = {cstd_serve_quota, &cistern__quota_get__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_TENSORS] = {cstd_serve_tensors, &cistern__tensors_get__descriptor,
                                         NOTHING},

@@ -62,6 +62,7 @@ struct cstd_pending {
     /* The request is a Leave, or a Save of what is recorded, which waits until the last step is on
      * the drives (durable.h). */
     bool waits_seal;
+    bool paused; /* The request is a Batch, and its job is paused. */
     /* The request is a Save of what is recorded. */
     bool recorded;
     /* The request is a Save, which waits for the description of its job. */

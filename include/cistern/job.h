@@ -369,6 +369,61 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err);
  *   - CST_EBUSY: a cst_try_... call of this client is pending. */
 int cst_job_remove(struct cst_client *client, const char *name, struct cst_err *err);
 
+/* What cst_job_pause has done. */
+struct cst_pause_result {
+    uint64_t step;   /* Number of committed steps. */
+    double wait_s;   /* Time from the request until no step was under way. */
+    double update_s; /* Time from then until all updates were over. */
+    /* Time from the end of the step, or from the request if that came later, until the memory of
+     * the pools was available to others. */
+    double release_s;
+    uint64_t released_bytes; /* Memory of the pools that was given back; 0: none. */
+    bool already;            /* The job was paused before, and nothing has changed. */
+};
+
+/* Pause the job @name of this user, as `cistern pause` does. Waits until the step under way is
+ * committed and its updates are over. From then on the workers of the job wait in their next calls,
+ * without time limit, until cst_job_resume. Meanwhile:
+ *   - The job can be read, saved, left and removed.
+ *   - A worker that dies is reported to the other ranks as ever. New workers wait in cst_sync.
+ *   - The pause outlives the workers, and also the daemon if the job does.
+ *   - The time to live of a job without workers (`ttl_s`) runs.
+ *
+ * @release_pools: give the memory of all pools back, so that other jobs can use it. That for
+ * updates (device_update_bytes) and for edges stays. New workers then wait in cst_commit. A job
+ * that is paused already can be paused again to release its pools.
+ *
+ * If this call ends early, the job is paused all the same. *out may be NULL. @client may be without
+ * a job, or the client of another job. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EINVAL: the job is not committed yet, or has failed.
+ *   - CST_EINVAL: @client is that of a worker of the job, which would wait for itself.
+ *   - CST_EBUSY: the job is being reshaped or resumed.
+ *   - CST_EBUSY: a cst_try_... call of this client is pending.
+ *   - CST_EUNSUPPORTED: the job has ranks on several nodes.
+ *   - CST_EUNSUPPORTED: the pools are to be released, and the job uses a GPU.
+ *   - CST_ECANCELLED: the job was resumed or removed meanwhile. */
+int cst_job_pause(struct cst_client *client, const char *name, bool release_pools,
+                  struct cst_pause_result *out, struct cst_err *err);
+
+/* What cst_job_resume has done. */
+struct cst_resume_result {
+    uint64_t step;       /* Number of committed steps. */
+    double paused_s;     /* Time for which the job was paused. */
+    double resume_s;     /* Time that the resume took. */
+    uint64_t pool_bytes; /* Memory that was taken for the pools; 0: they were there. */
+};
+
+/* End the pause of the job @name of this user, as `cistern resume` does. Waits until its pools are
+ * there again, if they were released. *out may be NULL. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EINVAL: the job is not paused.
+ *   - CST_EBUDGET, CST_ENOMEM: others use the memory of the pools. The job stays paused.
+ *   - CST_EBUSY: the job is being resumed already.
+ *   - CST_EBUSY: a cst_try_... call of this client is pending. */
+int cst_job_resume(struct cst_client *client, const char *name, struct cst_resume_result *out,
+                   struct cst_err *err);
+
 /* Return whether a cst_sync has ever completed in the job. The weights are then present, and a
  * worker that joins must not write them. Never waits. */
 bool cst_job_initialised(const struct cst_job *job);

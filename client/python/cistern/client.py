@@ -11,9 +11,18 @@ from types import TracebackType
 from typing import Any, TypeVar, final
 
 from cistern import _library, checks
-from cistern._abi import BegunCallback, Status, cst_err, cst_save_result, cst_save_spec
+from cistern._abi import (
+    BegunCallback,
+    Status,
+    cst_err,
+    cst_pause_result,
+    cst_resume_result,
+    cst_save_result,
+    cst_save_spec,
+)
 from cistern.checkpoint import SaveResult
 from cistern.errors import CstError, error_of
+from cistern.results import PauseResult, ResumeResult
 
 Result = TypeVar("Result")
 
@@ -188,6 +197,31 @@ class Client:
         Raises CstError: ENOTFOUND if there is no such job, EBUSY if it is the base of another job.
         """
         self._call("cst_job_remove", _library.text("name", name))
+
+    def pause(self, name: str, *, release_pools: bool = False) -> PauseResult:
+        """Let the workers of the job ``name`` wait when the step under way is over.
+
+        Waits until that step is committed and its updates are over. The job stays paused until
+        ``resume``, whoever ends meanwhile; it can be read, saved and removed. ``release_pools`` gives
+        the memory of its pools back, which other jobs can use then.
+
+        Raises CstError: ENOTFOUND, EINVAL (not committed yet, failed, or the job of this
+        client), EBUSY (being reshaped or resumed), EUNSUPPORTED (ranks on several nodes; ``release_pools`` of a job that uses a GPU),
+        ECANCELLED (resumed or removed meanwhile).
+        """
+        result, release = cst_pause_result(), checks.flag("release_pools", release_pools)
+        self._call("cst_job_pause", _library.text("name", name), release, byref(result))
+        return PauseResult(**_library.fields(result))
+
+    def resume(self, name: str) -> ResumeResult:
+        """Let the job ``name``, which is paused, go on.
+
+        Raises CstError: ENOTFOUND, EINVAL (it is not paused), EBUDGET (others use the memory of its
+        pools: the job stays paused), ENOMEM, EBUSY.
+        """
+        result = cst_resume_result()
+        self._call("cst_job_resume", _library.text("name", name), byref(result))
+        return ResumeResult(**_library.fields(result))
 
     def job_waits(self, name: str) -> str:
         """Return for which ranks the others of the job ``name`` wait; "" if there are none.
