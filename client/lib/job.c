@@ -5,6 +5,7 @@
 #include "client/lib/disk.h"
 
 #include "client/lib/batch.h"
+#include "client/lib/opened.h"
 #include "proto/job_options.h"
 #include "proto/plan_message.h"
 
@@ -148,6 +149,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     cstc_call_reset(&call);
     client->job = job;
     client->free_job = cstc_job_free;
+    cstc_opened_tell(CSTC_OPENED_JOB, spec->rank);
     if (drives.n > 0 && !committed) {
         rc = cstc_disk_give(client, spec, err);
     }

@@ -100,6 +100,7 @@ struct cstd_worker {
     uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
     bool left;           /* The last worker left in good order. */
+    bool died;           /* The last worker died, or left without saying so. */
     bool shut_out;       /* The present worker has hung up and cannot write what others use. */
     uint64_t hung_up_ms; /* Time of the loop at which the present worker hung up, if it has. */
     /* Size of the pool that the present worker asks for, in bytes; 0: as large as is useful. */

@@ -6,6 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/memory/staging.h"
 #include "daemon/job/saver.h"
+#include "daemon/job/standby.h"
 #include "daemon/job/worker.h"
 #include "daemon/base/access.h"
 #include "daemon/budget/quota.h"
@@ -137,6 +138,7 @@ static void on_gone(struct cstd_session *session)
         session->staging = NULL;
     }
     cstd_saver_gone(session);
+    cstd_standby_drop(session);
     session->daemon->n_barring -= session->bars_jobs;
     if (session->job != NULL) {
         cstd_worker_hangup(session->job, session->rank);

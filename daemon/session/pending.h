@@ -21,6 +21,7 @@ struct cstd_held;
 struct cstd_quota_account;
 struct cstd_session;
 struct cstd_staging;
+struct cstd_standby;
 struct cstd_job;
 
 struct cstd_pending_item {
@@ -68,6 +69,7 @@ struct cstd_pending {
     /* The request is the last Restore of a load, after those with `more`. */
     bool restores;
     struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
+    struct cstd_standby *standby; /* The standby whose request this is (standby.h), or NULL. */
     struct cstd_held *held;       /* What waits to be served as this request (held.h), or NULL. */
     /* Called when the request is over; NULL: nothing to do. */
     void (*on_close)(struct cstd_pending *request);

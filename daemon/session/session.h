@@ -26,6 +26,7 @@ struct cstd_job;
 struct cstd_quota_account;
 struct cstd_server;
 struct cstd_staging;
+struct cstd_standby;
 
 struct cstd_session;
 
@@ -60,7 +61,8 @@ struct cstd_session {
     uint32_t n_requests;              /* Number of requests in flight. */
     struct cstd_job *job;             /* Job to which the session is attached; NULL: none. */
     uint32_t rank;                    /* Rank in the job. */
-    struct cstd_job *saves;           /* Job that the session saves (saver.h); NULL: none. */
+    struct cstd_standby *standby; /* Waits for a rank, or holds one (standby.h); NULL: neither. */
+    struct cstd_job *saves;       /* Job that the session saves (saver.h); NULL: none. */
     /* The job was removed; explains later errors to the client. */
     bool job_removed;
     struct cst_err why_removed;   /* job_removed: what has ended the job. */
