@@ -45,6 +45,7 @@ from cistern.errors import (
     CstError,
     DaemonGone,
     DeviceLost,
+    JobEnded,
     Mismatch,
     PoolTooSmall,
     StepVoid,
@@ -60,6 +61,7 @@ from cistern.results import (
     RankStat,
     StepResult,
 )
+from cistern.standbys import standby
 from cistern.units import Unit
 
 __all__ = [
@@ -83,6 +85,7 @@ __all__ = [
     "HyperParams",
     "Io",
     "Job",
+    "JobEnded",
     "LoadModelResult",
     "LoadResult",
     "Masters",
@@ -110,4 +113,5 @@ __all__ = [
     "__version__",
     "adopt",
     "checkpoints",
+    "standby",
 ]

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from cistern import checks
+from cistern import checks, standbys
 from cistern._abi import Masters, Moments, Overlap, Status, Unused
 from cistern._abi import Optimizer as Rule
 from cistern.calls import Path
@@ -21,7 +21,7 @@ from cistern.torch import adapters, arguments, parts, stages, weights
 from cistern.torch.advice import advice
 from cistern.torch.arguments import first
 from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
-from cistern.torch.device import name_of
+from cistern.torch.device import name_of, take_gpu
 from cistern.torch.origin import Origin, open_job
 from cistern.torch.sizes import in_bytes
 from cistern.torch.store import Store
@@ -84,6 +84,9 @@ def attach(
       options in it are the program's own business.
     - ``rank``, ``world``: among the ranks on this machine; by default what torchrun, srun or mpirun say,
       or else 0 and 1. A job can have ranks on several machines: the launcher says which ones.
+      In a standby (``cistern run --standby``), this function waits until a rank of the job has died, and
+      takes its number, which is ``Store.job.rank`` then. What comes before, such as the model, must not
+      depend on it: ``standby`` tells the number earlier.
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
@@ -153,9 +156,12 @@ def attach(
     if part is not None:
         model, device = part.model, device or part.device
     arguments.refuse(options, part)
-    numbers = arguments.ranks(rank, world, options)
-    rank, world = numbers["rank"], numbers["world"]
     name = arguments.job_name(job, options)
+    waits = standbys.is_standby()
+    if waits:
+        arguments.check_standby(rank)
+    numbers = arguments.ranks(0 if waits else rank, world, options)
+    rank, world = numbers["rank"], numbers["world"]
     try:
         if isinstance(model, list | tuple):
             model = stages.joined(model)
@@ -184,13 +190,19 @@ def attach(
     n_block_ranks = first(block_ranks, options.integer("block_ranks"), 0)
     if is_dispatched:
         arguments.check_dispatched(numbers, n_block_ranks)
+    socket = first(socket, options.text("socket"), None)
+    device = first(device, options.text("device"), None)
+    if waits:
+        numbers = arguments.ranks(standbys.standby(name, socket=socket), world, options)
+        rank = numbers["rank"]
+        take_gpu(device, rank)
     opened = open_job(
         name,
-        socket=first(socket, options.text("socket"), None),
+        socket=socket,
         **numbers,
         copies=first(copies, options.integer("copies"), 0),
         block_ranks=n_block_ranks,
-        device=name_of(first(device, options.text("device"), None)),
+        device=name_of(device),
         pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
         disk=arguments.directories(first(disk, options.text("disk"), None)),
         disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
@@ -219,7 +231,7 @@ def attach(
         if part is not None:
             store.takes_parts_of(part)
         if not is_new:
-            origin.check_kept(opened, warns=rank == 0)
+            origin.check_kept(opened, warns=rank == 0 and not waits)
         elif rank == 0:
             origin.warn_of_missing_buffers()
         if is_new and joined is not None and load is None and origin.resume is None:
