@@ -122,9 +122,11 @@ static void hear(struct cli_standbys *standbys, const struct cstc_opened *said)
         if (place->is_standby) {
             become_rank(standbys, said->place, said->rank);
         }
+        place->has_committed = standbys->has_ended = false; /* It may be another job. */
         break;
     case CSTC_OPENED_COMMITTED:
-        place->has_committed = true;
+    case CSTC_OPENED_LEFT:
+        place->has_committed = said->what == CSTC_OPENED_COMMITTED;
         break;
     case CSTC_OPENED_ENDED:
         standbys->has_ended = true;

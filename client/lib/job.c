@@ -58,6 +58,7 @@ static int send_leave(struct cst_job *job, struct cst_err *err)
         return rc;
     }
     job->left = true;
+    cstc_opened_tell(CSTC_OPENED_LEFT, job->rank);
     cstc_call_reset(&call);
     while (job->call.state != CSTC_CALL_IDLE && job->call.state != CSTC_CALL_DONE) {
         (void)cstc_call_wait(job->client, -1, err);

@@ -14,6 +14,7 @@
 enum cstc_opened_what {
     CSTC_OPENED_JOB,       /* The process has opened a job as a rank. */
     CSTC_OPENED_COMMITTED, /* The job is committed. */
+    CSTC_OPENED_LEFT,      /* The process has left the job in good order. */
     CSTC_OPENED_ENDED,     /* The job for which a standby has waited is over. */
 };
 

@@ -363,6 +363,9 @@ int cstd_standby_add(struct cstd_session *session, uint64_t id, const char *name
     standby->hold_ms = hold_ms;
     (void)snprintf(standby->name, sizeof standby->name, "%s", name);
     session->standby = standby;
+    cstd_log_about(CSTD_LOG_INFO,
+                   &(struct cstd_log_about){.rank = CSTD_LOG_NONE, .uid = session->peer.uid},
+                   "pid %d is a standby of job '%s'", (int)session->peer.pid, standby->name);
     TAILQ_INSERT_TAIL(&session->daemon->standbys->list, standby, link);
     cstd_standbys_look(session->daemon);
     return CST_OK;

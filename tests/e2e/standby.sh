@@ -185,17 +185,25 @@ has "job 'left' has ended: all its ranks have left" "$tmp/idle.log" || fail "$(c
 
 # A standby waits for the next process of the daemon. A rank that dies after that is given to it, and so is one that dies meanwhile, when
 # it has not come back.
-begin_standby again again "$steps"
+longer=$((3 * steps))
+./cistern-gpt "${model[@]}" --steps "$longer" --data "$tmp/text" --world 2 --store local --dump-weights "$tmp/longer" >/dev/null
+begin_standby again again "$longer"
 standby=$pid
-begin again 2 --steps "$steps"
+begin again 2 --steps "$longer"
 poll has_stepped again 2
 kill_daemon keeper
+poll has_stepped again $(($(step_of again) + 1))
+kill -USR1 "${manager_of[keeper]}" # It ends the daemon in good order.
+await keeper 'EXIT=*'
+await keeper 'PID=*'
+daemon_pid=${line#PID=}
+await keeper READY=1
 poll has_stepped again $(($(step_of again) + 1))
 kill -KILL "${workers[1]}"
 wait "$standby" || fail "the standby after a restart of the daemon: $(cat "$tmp/again.log")"
 wait "${workers[0]}" || fail "rank 0: $(cat "$tmp/again.0.log")"
-cmp "$tmp/local" "$tmp/again.weights" || fail "other weights after a restart of the daemon"
-cmp "$tmp/local" "$tmp/weights.again.again" || fail "other weights of the standby after a restart of the daemon"
+cmp "$tmp/longer" "$tmp/again.weights" || fail "other weights after a restart of the daemon"
+cmp "$tmp/longer" "$tmp/weights.again.again" || fail "other weights of the standby after a restart of the daemon"
 
 if ! sparse; then
     wait_s=$((wait_s + 60)) # The daemon waits 30 s for the rank.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import nn
@@ -192,33 +193,31 @@ def attach(
         arguments.check_dispatched(numbers, n_block_ranks)
     socket = first(socket, options.text("socket"), None)
     device = first(device, options.text("device"), None)
-    if waits:
+    chosen: dict[str, Any] = {
+        "copies": first(copies, options.integer("copies"), 0),
+        "block_ranks": n_block_ranks,
+        "pool_bytes": in_bytes("pool", size, weights.bytes_in_pool(model)),
+        "disk": arguments.directories(first(disk, options.text("disk"), None)),
+        "disk_bytes": in_bytes(
+            "disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))
+        ),
+        "durable": keeps,
+        "chunk_elems": first(chunk_elems, options.integer("chunk"), 0),
+        "timeout_ms": timeout_ms,
+        "ttl_s": ttl_s,
+        "reshape": first(reshape, options.boolean("reshape"), False),
+        "plan_file": first(plan_file, options.text("plan"), None),
+        "micro_batches": n_micro_batches,
+        "base": first(base, options.text("base"), None),
+        "optimizer": checks.member(Rule, "optimizer", rule),
+        "model_config": arguments.model_config(model),
+        "adapter_config": adapters.config_text(model),
+    }
+    if waits:  # Nothing that takes time comes after this.
         numbers = arguments.ranks(standbys.standby(name, socket=socket), world, options)
         rank = numbers["rank"]
         take_gpu(device, rank)
-    opened = open_job(
-        name,
-        socket=socket,
-        **numbers,
-        copies=first(copies, options.integer("copies"), 0),
-        block_ranks=n_block_ranks,
-        device=name_of(device),
-        pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
-        disk=arguments.directories(first(disk, options.text("disk"), None)),
-        disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
-        durable=keeps,
-        chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
-        timeout_ms=timeout_ms,
-        ttl_s=ttl_s,
-        reshape=first(reshape, options.boolean("reshape"), False),
-        plan_file=first(plan_file, options.text("plan"), None),
-        micro_batches=n_micro_batches,
-        base=first(base, options.text("base"), None),
-        optimizer=checks.member(Rule, "optimizer", rule),
-        **kinds,
-        model_config=arguments.model_config(model),
-        adapter_config=adapters.config_text(model),
-    )
+    opened = open_job(name, socket=socket, device=name_of(device), **numbers, **kinds, **chosen)
     is_new = not opened.initialised
     try:
         with advice(name):
