@@ -242,6 +242,7 @@ struct cstd_job {
     bool hung_up_told; /* Why the timer cannot shut a rank out is in the log. */
     unsigned n_holds;  /* Number of timers and memory objects that are not closed yet. */
     uint64_t created_ns;
+    uint64_t revived_ms; /* Time of the loop at which an earlier daemon's job went on here; or 0. */
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
     uint64_t idle_since_ns;
     struct cst_err closing;     /* CLOSING: error for the requests of the job. */

@@ -16,14 +16,14 @@
 struct cstd_standby {
     TAILQ_ENTRY(cstd_standby) link;
     struct cstd_session *session;
-    struct cstd_pending *request; /* WAITING: the request. NULL: HOLDS. */
+    struct cstd_pending *request; /* The request that waits; NULL: the standby holds a rank. */
     char name[CST_JOB_NAME_BYTES];
     uint32_t hold_ms;
     bool saw_workers;           /* The job has had a worker while the standby waited. */
     struct cst_err ended;       /* Why the job was removed; status 0: it was not. */
-    const struct cstd_job *job; /* HOLDS: the job, */
-    uint32_t rank;              /* the reserved rank, */
-    uint64_t until_ms;          /* and the time of the loop at which the reservation ends. */
+    const struct cstd_job *job; /* Job of the rank that the standby holds; NULL: it waits. */
+    uint32_t rank;              /* Number of the rank that the standby holds. */
+    uint64_t until_ms;          /* Time of the loop at which the reservation of the rank ends. */
 };
 
 /* -- ranks ------------------------------------------------------------------------------------ */
@@ -44,15 +44,14 @@ static struct cstd_standby *holder_of(const struct cstd_worker *worker)
 /* The time of the loop from which on a worker of an earlier daemon counts as dead. */
 static uint64_t return_ms(const struct cstd_job *job)
 {
-    return job->created_ns / 1000000 + CSTD_STANDBY_RETURN_S * 1000;
+    return job->revived_ms + CSTD_STANDBY_RETURN_S * 1000;
 }
 
-/* Return whether the worker of an earlier daemon's job has not come back yet. All ranks of a job
- * that was committed under this daemon have had a worker here. */
+/* Return whether the worker of an earlier daemon's job has not come back yet. */
 static bool is_awaited_back(const struct cstd_worker *worker)
 {
-    return worker->job->state == CSTD_JOB_READY && !worker->present && !worker->left &&
-           !worker->died;
+    return worker->job->state == CSTD_JOB_READY && worker->job->revived_ms > 0 &&
+           !worker->present && !worker->left && !worker->died;
 }
 
 static bool has_failed(const struct cstd_job *job)
@@ -133,7 +132,7 @@ int cstd_standby_check(const struct cstd_worker *worker, const struct cstd_sessi
     const struct cstd_standby *holder = holder_of(worker);
     const struct cstd_daemon *daemon = session->daemon;
 
-    if (holder == NULL || holder->session == session ||
+    if (holder == NULL || holder->session == session || holder->until_ms <= uv_now(&daemon->loop) ||
         (session->peer.pid != 0 && holder->session->peer.pid == session->peer.pid)) {
         return CST_OK;
     }
@@ -258,9 +257,6 @@ static uint64_t look_again_ms(const struct cstd_standby *standby)
     job = cstd_job_find(session->daemon, session->peer.uid, standby->name);
     if (job == NULL || job->successor != NULL || has_failed(job)) {
         return UINT64_MAX;
-    }
-    if (job->state == CSTD_JOB_REVIVING) {
-        return now_ms + CSTD_STANDBY_RETURN_S * 1000;
     }
     for (uint32_t r = 0; r < job->world; r++) {
         if (is_awaited_back(&job->workers[r]) && return_ms(job) > now_ms) {
