@@ -68,6 +68,7 @@ struct cli {
     /* --weights: format of model files. */
     enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
     uint32_t restart;             /* --restart: limit of restarts; 0: none. */
+    uint32_t standby;             /* --standby: processes that wait for a rank to die. */
     uint32_t grace;               /* --grace: seconds for ranks to end, or for a save to begin. */
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
     const char *nodes;            /* --nodes: names; plan: a number. */

@@ -146,6 +146,10 @@ const struct cst_option cli_options[] = {
     CST_OPTION_MAY("restart", CLI_USES_RUN, "N", "10",
                    "start ranks again that die, each at most N times in 10 minutes (default: 10)",
                    CST_U32(AT(restart), 1, CLI_RESTARTS_MAX)),
+    ROW("standby", 0, CLI_USES_RUN, "N",
+        "keep N more processes waiting that have started already; each takes the place of a rank "
+        "that dies",
+        CST_U32(AT(standby), 1, 64)),
     ROW("grace", 0, CLI_USES_RUN | CLI_USES_DRAIN, "TIME",
         "run: time for ranks to end before they are killed; drain: time for each job to let its "
         "save begin: 30, 90s, 5m (default: 30s)",

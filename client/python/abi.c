@@ -425,6 +425,8 @@ static void print_beta2(void)
     X(int, cst_job_resume, struct cst_client *, const char *, struct cst_resume_result *,          \
       struct cst_err *)                                                                            \
     X(int, cst_job_waits, struct cst_client *, const char *, char *, size_t, struct cst_err *)     \
+    X(int, cst_try_standby, struct cst_client *, const char *, uint32_t, uint32_t *,               \
+      struct cst_err *)                                                                            \
     X(int, cst_group, struct cst_job *, const uint32_t *, uint32_t)                                \
     X(int, cst_tensor_as, struct cst_job *, const struct cst_tensor_spec *)                        \
     X(int, cst_operator_as, struct cst_job *, const char *, const int *, uint32_t,                 \

@@ -23,6 +23,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
 #include "daemon/job/span.h"
+#include "daemon/job/standby.h"
 #include "daemon/job/state_copy.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
@@ -218,6 +219,7 @@ static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
     if (rc != CST_OK && rc != CST_EAGAIN) {
         fail(job, &err);
     }
+    cstd_standbys_look(job->daemon);
 }
 
 /* The current phase of @job took time and has now ended with @err. */

@@ -102,6 +102,7 @@ struct cstd_worker {
     uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
     bool left;           /* The last worker left in good order. */
+    bool died;           /* The last worker died, or left without saying so. */
     bool shut_out;       /* The present worker has hung up and cannot write what others use. */
     uint64_t hung_up_ms; /* Time of the loop at which the present worker hung up, if it has. */
     /* Size of the pool that the present worker asks for, in bytes; 0: as large as is useful. */
@@ -245,6 +246,7 @@ struct cstd_job {
     bool hung_up_told; /* Why the timer cannot shut a rank out is in the log. */
     unsigned n_holds;  /* Number of timers and memory objects that are not closed yet. */
     uint64_t created_ns;
+    uint64_t revived_ms; /* Time of the loop at which an earlier daemon's job went on here; or 0. */
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
     uint64_t idle_since_ns;
     struct cst_err closing;     /* CLOSING: error for the requests of the job. */

@@ -130,6 +130,7 @@ static const struct row rows[] = {
                                           NOTHING},
     [CISTERN__MSG_TYPE__MSG_NODE_DRAIN] = {cstd_serve_node_drain, &cistern__node_name__descriptor,
                                            NOTHING},
+    [CISTERN__MSG_TYPE__MSG_STANDBY] = {cstd_serve_standby, &cistern__standby__descriptor, NOTHING},
     [CISTERN__MSG_TYPE__MSG_STAT] = {cstd_serve_stat, NULL, NOTHING},
     [CISTERN__MSG_TYPE__MSG_JOB_LIST] = {cstd_serve_job_list, &cistern__job_list_get__descriptor,
                                          NOTHING},

@@ -423,6 +423,40 @@ struct cst_resume_result {
  *   - CST_EBUSY: a cst_try_... call of this client is pending. */
 int cst_job_resume(struct cst_client *client, const char *name, struct cst_resume_result *out,
                    struct cst_err *err);
+/* Time for which a rank is reserved for a standby, in milliseconds: without another one, and at
+ * most. */
+#define CST_STANDBY_HOLD_MS 60000
+#define CST_STANDBY_MAX_HOLD_MS 600000
+
+/* Wait as a standby: until a rank of the job @name of this user, on this node, has lost its worker
+ * and nobody has taken its place. *rank receives the number of this rank, with which the process
+ * calls cst_job_open then. The job need not exist yet. A rank loses its worker when its process
+ * ends without cst_job_leave. A rank that no process has opened yet is not given to a standby.
+ *
+ * No other process gets the rank or can open it for @hold_ms milliseconds (0: CST_STANDBY_HOLD_MS;
+ * at most CST_STANDBY_MAX_HOLD_MS), unless the connection of @client ends before. If the process
+ * has not opened the job until then, with @client or with another client of the process, the rank
+ * is given to the next standby. What takes long, such as loading programs and data, is therefore
+ * done before this call.
+ *
+ * If the daemon ends, this call connects to the next process of the daemon and goes on waiting. A
+ * standby counts as a connection of the user. To end the wait, call cst_disconnect after
+ * cst_try_standby, or end the process.
+ *
+ * Statuses:
+ *   - CST_ECANCELLED: all ranks have left the job, or the job was removed. The program should end
+ *     with success. If all ranks had left before the call, it waits for a worker instead.
+ *   - CST_EINVAL: @name is not the name of a job, @hold_ms is too large, or @client has a job.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_ENOCREDIT: the user has too many requests in flight.
+ *   - CST_ECONN: there was no daemon for 60 s. */
+int cst_standby(struct cst_client *client, const char *name, uint32_t hold_ms, uint32_t *rank,
+                struct cst_err *err);
+
+/* Do the same as cst_standby, but return CST_EAGAIN instead of waiting. The call is then pending:
+ * repeat it when cst_client_fd polls readable. */
+int cst_try_standby(struct cst_client *client, const char *name, uint32_t hold_ms, uint32_t *rank,
+                    struct cst_err *err);
 
 /* Return whether a cst_sync has ever completed in the job. The weights are then present, and a
  * worker that joins must not write them. Never waits. */

@@ -43,6 +43,7 @@ UNUSED = {
     "cst_op_begin",
     "cst_operator",
     "cst_save",
+    "cst_standby",
     "cst_status_name",
     "cst_step",
     "cst_sync",

@@ -45,6 +45,7 @@ from cistern.errors import (
     CstError,
     DaemonGone,
     DeviceLost,
+    JobEnded,
     Mismatch,
     PoolTooSmall,
     StepVoid,
@@ -62,6 +63,7 @@ from cistern.results import (
     ResumeResult,
     StepResult,
 )
+from cistern.standbys import standby
 from cistern.units import Unit
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "HyperParams",
     "Io",
     "Job",
+    "JobEnded",
     "LoadModelResult",
     "LoadResult",
     "Masters",
@@ -114,4 +117,5 @@ __all__ = [
     "__version__",
     "adopt",
     "checkpoints",
+    "standby",
 ]

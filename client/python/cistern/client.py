@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_uint64, c_void_p, cast, create_string_buffer
+from ctypes import byref, c_char_p, c_uint32, c_uint64, c_void_p, cast, create_string_buffer
 from types import TracebackType
 from typing import Any, TypeVar, final
 
@@ -21,7 +21,7 @@ from cistern._abi import (
     cst_save_spec,
 )
 from cistern.checkpoint import SaveResult
-from cistern.errors import CstError, error_of
+from cistern.errors import CstError, JobEnded, error_of
 from cistern.results import PauseResult, ResumeResult
 
 Result = TypeVar("Result")
@@ -231,6 +231,33 @@ class Client:
         words = create_string_buffer(4096)
         self._call("cst_job_waits", _library.text("name", name), words, len(words))
         return words.value.decode(errors="replace")
+
+    def standby(self, name: str, *, hold_s: float = 60.0) -> int:
+        """Wait until a rank of the job ``name`` on this node has died, and return its number.
+
+        The job need not exist yet. The rank is kept for ``hold_s`` seconds, at most 600, or until
+        this client is closed: open the job as that rank until then, with this client or another one
+        of this process, or else the next standby gets it. If the daemon is restarted, the call goes
+        on with its next process. ``cistern.standby`` does this for programs that `cistern run`
+        starts.
+
+        Raises JobEnded if all ranks leave or the job is removed, CstError: EINVAL, EBUSY (a call is
+        pending), ENOCREDIT, DaemonGone if there is no daemon for 60 s.
+        """
+        text, rank = _library.text("name", name), c_uint32()
+        hold_ms = int(1000 * checks.number("hold_s", hold_s, 0.001, 600.001))
+
+        def attempt(err: cst_err) -> int:
+            return int(
+                self._lib.cst_try_standby(self.handle, text, max(hold_ms, 1), byref(rank), err)
+            )
+
+        try:
+            return self.wait(attempt, lambda: rank.value)
+        except CstError as error:
+            if error.status is Status.ECANCELLED:
+                raise JobEnded(error.status, error.text, error.reason) from None
+            raise
 
     def save(
         self,

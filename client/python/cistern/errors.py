@@ -47,6 +47,10 @@ class DeviceLost(CstError):
     """An engine of the daemon, a device or states on it are lost."""
 
 
+class JobEnded(CstError):
+    """The job for which a standby has waited is over: all ranks have left, or it was removed."""
+
+
 _CLASSES: dict[Status, type[CstError]] = {
     Status.EPEERDIED: StepVoid,
     Status.ESTALE: StepVoid,

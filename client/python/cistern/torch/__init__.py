@@ -24,10 +24,12 @@ from cistern.errors import (
     CstError,
     DaemonGone,
     DeviceLost,
+    JobEnded,
     Mismatch,
     PoolTooSmall,
     StepVoid,
 )
+from cistern.standbys import standby
 from cistern.torch import aliases, clip, owners, parameter, storage
 from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
@@ -40,6 +42,7 @@ __all__ = [
     "DaemonGone",
     "DeviceLost",
     "Forecast",
+    "JobEnded",
     "Mismatch",
     "Optimizer",
     "PoolTooSmall",
@@ -49,6 +52,7 @@ __all__ = [
     "describe",
     "plan",
     "save_on_cpu",
+    "standby",
 ]
 
 storage.self_test()
