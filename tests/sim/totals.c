@@ -30,7 +30,6 @@ void totals_add_kinds(struct sim_totals *totals, const struct sim *sim)
     totals->frozen_runs += frozen;
     totals->base_runs += base;
     totals->class_runs += sim->layout.n_classes > 1;
-    totals->versions += sim->n_versions;
     totals->two_runs += sim->two_rows && sim->overlap == CST_OVERLAP_COMMIT;
     totals->early_runs += sim->overlap == CST_OVERLAP_EARLY;
     totals->delayed_runs += sim->overlap == CST_OVERLAP_DELAYED;
@@ -67,6 +66,7 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->made += sim->n_made;
     totals->through += sim->n_through;
     totals->idle += sim->n_idle;
+    totals->versions += sim->n_versions;
     totals->redone += sim->n_redone;
     totals->kept += sim->n_kept;
     totals->device_runs += sim->has_devices;
