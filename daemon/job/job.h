@@ -204,10 +204,10 @@ struct cstd_job {
     struct cstd_migrate *migrate;
     /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
     bool stalled;
-    struct cstd_pause pause;    /* The pause of the job. */
-    struct cstd_ledger ledger;  /* What outlives the daemon of this job. */
+    struct cstd_pause pause;     /* The pause of the job. */
+    struct cstd_ledger ledger;   /* What outlives the daemon of this job. */
     struct cstd_readers readers; /* Those who read its weights. */
-    struct cstd_session *saver; /* The session that saves the job (saver.h); NULL: none. */
+    struct cstd_session *saver;  /* The session that saves the job (saver.h); NULL: none. */
     /* Step of the newest checkpoint of which the daemon was told, and whether there is one. */
     uint64_t saved_step;
     bool was_saved;

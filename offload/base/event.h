@@ -138,8 +138,8 @@ struct cst_event {
     /* READ, WRITE: the elements have the format of the row, not fp32. Moments only; the range
      * begins and ends at multiples of CST_MX8_BLOCK or at the end of the tensor. */
     bool raw;
-    bool exponents; /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
-    bool bf16;      /* WRITE of MASTER: the elements at `place` are bf16, not fp32. */
+    bool exponents;      /* With `raw` and mx8: exponents of the blocks, instead of the codes. */
+    bool bf16;           /* WRITE of MASTER: the elements at `place` are bf16, not fp32. */
     uint32_t weight_row; /* KEEP, UNKEEP: 0, or 1 for the second weight row. */
     /* STEP: a bit for each tensor, in the order of declaration: this rank had no gradient of it in
      * the step; it had one and discards it. Bits that are left out are 0. */
