@@ -47,10 +47,12 @@ from cistern.errors import (
     DeviceLost,
     Mismatch,
     PoolTooSmall,
+    StaleVersion,
     StepVoid,
 )
 from cistern.job import Job
 from cistern.memory import Io
+from cistern.readers import Reader, ReaderTensor, Version, reader
 from cistern.results import (
     HyperParams,
     LoadModelResult,
@@ -95,10 +97,13 @@ __all__ = [
     "PlanClass",
     "PoolTooSmall",
     "RankStat",
+    "Reader",
+    "ReaderTensor",
     "Reason",
     "Rounding",
     "SaveResult",
     "Slot",
+    "StaleVersion",
     "State",
     "Status",
     "StepResult",
@@ -107,7 +112,9 @@ __all__ = [
     "Unit",
     "UnitKind",
     "Unused",
+    "Version",
     "__version__",
     "adopt",
     "checkpoints",
+    "reader",
 ]

@@ -26,12 +26,14 @@ from cistern.errors import (
     DeviceLost,
     Mismatch,
     PoolTooSmall,
+    StaleVersion,
     StepVoid,
 )
 from cistern.torch import aliases, clip, owners, parameter, storage
 from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.planner import Forecast, describe, plan
+from cistern.torch.readers import Reader, Version, reader
 from cistern.torch.saved import save_on_cpu
 from cistern.torch.store import Store
 
@@ -43,11 +45,15 @@ __all__ = [
     "Mismatch",
     "Optimizer",
     "PoolTooSmall",
+    "Reader",
+    "StaleVersion",
     "StepVoid",
     "Store",
+    "Version",
     "attach",
     "describe",
     "plan",
+    "reader",
     "save_on_cpu",
 ]
 

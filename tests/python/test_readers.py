@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers of the weights of a job."""
+
+import gc
+import signal
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+
+import cistern
+from cistern import CstError, Dtype, Pattern, State, Status
+from support import PARAMS, Model, N
+from test_job import JobCase
+
+PROGRAM = Path(__file__).with_name("reading.py")
+
+
+class ReaderCase(JobCase):
+    def read(self, name: str = "") -> cistern.Reader:
+        reader = cistern.reader(name or self.name)
+        self.addCleanup(reader.close)
+        return reader
+
+    def weights(self, model: Model) -> list[bytes]:
+        return [bytes(model.job.tensor_read(t, State.WEIGHT)) for t in model.tensors]
+
+
+class Weights(ReaderCase):
+    def test_tensors_are_described(self) -> None:
+        job = self.open()
+        w, bias = job.tensor("w", (2, 3, 4)), job.tensor("bias", (4,), dtype=Dtype.FP32)
+        frozen = job.tensor("frozen", (5,), pattern=Pattern.FROZEN)
+        job.operator("layer", [w, bias, frozen])
+        job.commit()
+        self.assertEqual(
+            self.read().tensors,
+            [
+                ("w", (2, 3, 4), Dtype.BF16, False, 48),
+                ("bias", (4,), Dtype.FP32, False, 16),
+                ("frozen", (5,), Dtype.BF16, True, 10),
+            ],
+        )
+
+    def test_each_step_is_read_with_the_bytes_of_the_job(self) -> None:
+        model = self.ready()
+        reader, seen = self.read(), []
+        for version in reader:
+            self.assertEqual([bytes(v) for _, v in version.items()], self.weights(model))
+            version.check()
+            seen.append(version.step)
+            if version.step == 3:
+                break
+            model.step()
+            self.assertTrue(version.is_held)
+            model.forward()  # The updates of a step run during the next forward pass.
+        self.assertEqual(seen, [0, 1, 2, 3])
+        self.assertFalse(version.is_held)
+
+    def test_views_are_of_the_memory_and_read_only(self) -> None:
+        self.ready()
+        version = self.read().next()
+        view = version["w1"]
+        self.assertEqual((view.format, view.shape, view.nbytes), ("H", (10, N // 10), 2 * N))
+        self.assertTrue(view.readonly)
+        self.assertEqual(list(dict(version)), ["w0", "w1"])
+        with self.assertRaisesRegex(KeyError, "has no tensor 'w2'"):
+            version["w2"]
+
+    def test_a_version_that_is_overwritten_is_stale(self) -> None:
+        model = self.ready()
+        version = self.read().next()
+        model.step()
+        with self.assertRaises(cistern.StaleVersion) as raised:
+            version.check()
+        self.assertEqual((raised.exception.step, raised.exception.status), (0, Status.ESTALE))
+        self.assertEqual(raised.exception.with_text("x").step, 0)
+        version.release()
+
+    def test_of_two_versions_the_earlier_one_lasts_another_step(self) -> None:
+        model = self.ready(versions=2)
+        reader = self.read()
+        self.assertEqual(reader.versions, 2)
+        before, version = self.weights(model), reader.next()
+        model.step()
+        model.forward()
+        self.assertEqual([bytes(v) for _, v in version.items()], before)
+        version.check()
+        later = reader.next(after=0)
+        self.assertEqual([bytes(v) for _, v in later.items()], self.weights(model))
+        self.assertNotEqual(before, self.weights(model))
+        later.check()
+
+    def test_a_released_version_has_no_weights(self) -> None:
+        self.ready()
+        with self.read().next() as version:
+            pass
+        version.release()
+        for call in (version.check, lambda: version["w0"]):
+            with self.assertRaisesRegex(ValueError, "the version of step 0 is released"):
+                call()
+
+
+class Waits(ReaderCase):
+    def test_the_time_can_be_limited(self) -> None:
+        self.ready()
+        reader = self.read()
+        for timeout in (0, 0.6):
+            began = time.monotonic()
+            self.assert_status(
+                Status.ETIMEDOUT, "no such version", reader.next, after=0, timeout=timeout
+            )
+            self.assertGreaterEqual(time.monotonic() - began, timeout)
+
+    def test_ctrl_c_ends_a_wait(self) -> None:
+        self.ready()
+        process = subprocess.Popen(
+            [sys.executable, PROGRAM, self.name], stdout=subprocess.PIPE, text=True
+        )
+        self.assertEqual(process.stdout.readline(), "waits\n")
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.communicate()[0], "interrupted\nstep 0\n")
+
+    def test_a_version_that_is_kept_delays_the_step_until_it_is_lost(self) -> None:
+        model = self.ready(timeout_ms=1000)
+        version = self.read().next(keep=True)
+        before = self.weights(model)
+        began = time.monotonic()
+        model.forward()
+        model.backward()
+        self.assertEqual([bytes(v) for _, v in version.items()], before)
+        version.check()
+        model.job.step(PARAMS)
+        self.assertGreater(time.monotonic() - began, 0.9)
+        with self.assertRaises(cistern.StaleVersion):
+            version.check()
+
+    def test_four_versions_can_be_held(self) -> None:
+        self.ready()
+        reader = self.read()
+        held = [reader.next() for _ in range(4)]
+        self.assert_status(Status.EBUSY, "versions", reader.next)
+        held[0].release()
+        reader.next()
+
+
+class Ends(ReaderCase):
+    def test_a_job_that_is_not_there_or_not_committed(self) -> None:
+        self.assert_status(Status.ENOTFOUND, "nowhere", cistern.reader, "nowhere")
+        self.open().tensor("w", (4,))
+        self.assert_status(Status.EBUSY, "not committed yet", cistern.reader, self.name)
+
+    def test_the_job_is_removed(self) -> None:
+        model = self.ready()
+        reader = self.read()
+        version = reader.next()
+        view = version["w0"]
+        before = bytes(view)
+        model.job.leave()
+        model.job.close()
+        self.admin.remove_job(self.name)
+        with self.assertRaises(CstError) as raised:
+            reader.next(after=version.step)
+        self.assertIn(raised.exception.status, (Status.ESTALE, Status.ENOTFOUND, Status.ECANCELLED))
+        self.assertEqual(len(bytes(view)), len(before))  # The memory is still mapped.
+
+    def test_views_keep_the_memory_after_close(self) -> None:
+        self.ready()
+        reader = self.read()
+        view, mapping = reader.next()["w0"], weakref.ref(reader.mapping)
+        before = bytes(view)
+        reader.close()
+        reader.close()
+        gc.collect()
+        self.assertIsNotNone(mapping())
+        self.assertEqual(bytes(view), before)
+        del view
+        self.assertIsNone(mapping())
+        with self.assertRaisesRegex(ValueError, "is closed"):
+            reader.next()
+
+    def test_close_releases_versions_that_are_kept(self) -> None:
+        model = self.ready()
+        reader = self.read()
+        view = reader.next(keep=True)["w0"]
+        reader.close()
+        began = time.monotonic()
+        model.step()
+        self.assertLess(time.monotonic() - began, 5)
+        self.assertEqual(view.nbytes, 2 * N)

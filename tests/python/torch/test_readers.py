@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose weights are those of a job that another process trains."""
+
+import copy
+from typing import Any
+
+import cistern.torch as ct
+import models
+import torch
+import transformers
+from models import TorchCase, tokens
+from torch import nn
+
+
+def empty(make: Any) -> nn.Module:
+    """Return a model without memory."""
+    with torch.device("meta"):
+        return make().eval()
+
+
+class ReaderCase(TorchCase):
+    def read(self, name: str = "") -> ct.Reader:
+        reader = ct.reader(name or self.name)
+        self.addCleanup(reader.close)
+        return reader
+
+    def trained(self, make: Any, n_steps: int = 2, **options: Any) -> ct.Store:
+        store = self.attach(models.bf16(make), **options)
+        self.train(store, n_steps)
+        return store
+
+    def train(self, store: ct.Store, n_steps: int = 1) -> None:
+        optimizer = store.optimizer(lr=1e-2)
+        for _ in range(n_steps):
+            models.loss_of(store.model, tokens()).backward()
+            optimizer.step()
+        self.update(store)
+
+    def update(self, store: ct.Store) -> None:
+        """End the updates of the last step, which run during the next forward pass."""
+        with torch.no_grad():
+            store.model(tokens())
+
+
+class Tensors(ReaderCase):
+    def test_tensors_are_views_of_the_job(self) -> None:
+        store = self.trained(models.llama)
+        reader = self.read()
+        version = reader.next()
+        self.assertEqual(version.step, 2)
+        for name, weights in version.state_dict().items():
+            self.assertTrue(torch.equal(weights, store.read(name)), name)
+        one, again = version["lm_head.weight"], version["lm_head.weight"]
+        self.assertEqual(one.data_ptr(), again.data_ptr())
+        version.check()
+
+    def test_tensors_keep_the_memory_after_close(self) -> None:
+        store = self.trained(models.llama)
+        reader = self.read()
+        weights = reader.next()["lm_head.weight"]
+        reader.close()
+        self.assertTrue(torch.equal(weights, store.read("lm_head.weight")))
+
+    def test_types_are_those_of_the_job(self) -> None:
+        self.attach(models.with_fp32_norms(models.gpt2))
+        version = self.read().next()
+        self.assertEqual(version["transformer.ln_f.weight"].dtype, torch.float32)
+        self.assertEqual(version["transformer.wte.weight"].dtype, torch.bfloat16)
+
+
+class Models(ReaderCase):
+    def test_logits_are_those_of_plain_torch_after_each_step(self) -> None:
+        for make in (models.gpt2, models.llama, models.qwen2, models.gemma, models.mixtral):
+            with self.subTest(model=make.__name__):
+                store = self.attach(models.bf16(make), make.__name__)
+                twin = models.bf16(make).eval()
+                reader, model = self.read(make.__name__), empty(make)
+                for _ in range(2):
+                    self.train(store)
+                    models.copy_weights(store, twin)
+                    with reader.next() as version:
+                        version.assign(model)
+                        self.assert_equal_logits(model, twin)
+                        version.check()
+
+    def assert_equal_logits(self, one: nn.Module, other: nn.Module) -> None:
+        batch = tokens()
+        with torch.no_grad():
+            self.assertTrue(torch.equal(one(batch).logits, other(batch).logits))
+
+    def test_the_next_version_is_a_swap_of_pointers(self) -> None:
+        store = self.trained(models.qwen2)
+        reader, model = self.read(), empty(models.qwen2)
+        with reader.next() as version:
+            version.assign(model)
+        parameters = list(model.parameters())
+        before = [parameter.data_ptr() for parameter in parameters]
+        self.train(store)
+        with reader.next() as version:
+            version.assign(model)
+            self.assertEqual(version.step, 3)
+            for old, new in zip(parameters, model.parameters(), strict=True):
+                self.assertIs(old, new)
+            self.assertIs(model.lm_head.weight, model.model.embed_tokens.weight)
+        self.assertEqual(before, [parameter.data_ptr() for parameter in parameters])
+
+    def test_generate_has_the_tokens_of_plain_torch(self) -> None:
+        store = self.trained(models.llama)
+        twin = models.bf16(models.llama).eval()
+        models.copy_weights(store, twin)
+        model = empty(models.llama)
+        prompt = tokens(3)
+        with self.read().next() as version:
+            version.assign(model)
+            ours = sampled(model, prompt)
+            version.check()
+        self.assertTrue(torch.equal(ours, sampled(twin, prompt)))
+
+    def test_other_names_are_refused(self) -> None:
+        self.attach(models.bf16(models.llama))
+        version = self.read().next()
+        more = empty(lambda: models.llama(num_hidden_layers=4))
+        with self.assertRaisesRegex(ValueError, r"the job lacks model\.layers\.3\..* and 4 more"):
+            version.assign(more)
+        self.assertTrue(all(parameter.is_meta for parameter in more.parameters()))
+        fewer = empty(lambda: models.llama(num_hidden_layers=2))
+        with self.assertRaisesRegex(ValueError, r"the model lacks model\.layers\.2\..* and 4 more"):
+            version.assign(fewer)
+        version.assign(fewer, strict=False)
+        wide = empty(lambda: models.llama(vocab_size=103))
+        with self.assertRaisesRegex(
+            ValueError, r"'lm_head.weight' is \(101, 32\), here \(103, 32\)"
+        ):
+            version.assign(wide)
+
+    def test_buffers_that_nobody_has_are_refused(self) -> None:
+        def normed() -> nn.Module:
+            return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+        plain = normed()
+        self.attach(copy.deepcopy(plain))
+        version = self.read().next()
+        with torch.device("meta"):
+            model = normed()
+        with self.assertRaisesRegex(
+            ValueError, r"no values: 1\.running_mean, .*assign\(buffers=\)"
+        ):
+            version.assign(model)
+        version.assign(model, buffers=dict(plain.named_buffers()))
+        x = torch.ones(2, 4)
+        self.assertTrue(torch.equal(model.eval()(x), plain.eval()(x)))
+
+    def test_weights_are_assigned_by_load_state_dict(self) -> None:
+        store = self.attach(models.bf16(models.llama))
+        model = empty(models.llama)
+        version = self.read().next()
+        model.load_state_dict(version.state_dict(), assign=True)
+        self.assertEqual(model.lm_head.weight.data_ptr(), version["lm_head.weight"].data_ptr())
+        names = dict(version.named_weights())
+        self.assertEqual(list(names), [name for name, _ in store.model.named_parameters()])
+
+
+def sampled(model: nn.Module, prompt: torch.Tensor) -> torch.Tensor:
+    """Return tokens that the model samples with a seed."""
+    torch.manual_seed(3)
+    out: torch.Tensor = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        generation_config=transformers.GenerationConfig(
+            max_new_tokens=8, do_sample=True, pad_token_id=0, eos_token_id=None
+        ),
+    )
+    return out
