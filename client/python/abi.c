@@ -79,7 +79,7 @@
 #define FIELDS_cst_launch(F, A, N, s) \
     F(s, rank) F(s, world) F(s, first_rank) F(s, all_ranks)
 #define FIELDS_cst_reader_tensor(F, A, N, s) \
-    F(s, name) F(s, shape) F(s, n_dims) F(s, dtype) F(s, frozen) F(s, bytes)
+    F(s, name) F(s, file_name) F(s, shape) F(s, n_dims) F(s, dtype) F(s, frozen) F(s, bytes)
 #define FIELDS_cst_reader_version(F, A, N, s) \
     F(s, step) F(s, number) F(s, row) F(s, pad)
 #define FIELDS_cst_reader_wish(F, A, N, s) \
@@ -485,6 +485,8 @@ static void print_beta2(void)
     X(void, cst_reader_close, struct cst_reader *)                                                 \
     X(uint32_t, cst_reader_count, const struct cst_reader *)                                       \
     X(const struct cst_reader_tensor *, cst_reader_tensor, const struct cst_reader *, uint32_t)    \
+    X(const char *, cst_reader_model_config, const struct cst_reader *)                            \
+    X(const char *, cst_reader_adapter_config, const struct cst_reader *)                          \
     X(uint32_t, cst_reader_versions, const struct cst_reader *)                                    \
     X(int, cst_reader_next, struct cst_reader *, const struct cst_reader_wish *, int,              \
       struct cst_reader_version *, struct cst_err *)                                               \
