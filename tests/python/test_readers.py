@@ -2,11 +2,15 @@
 """Readers of the weights of a job."""
 
 import gc
+import json
+import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import weakref
+from array import array
 from pathlib import Path
 
 import cistern
@@ -30,16 +34,19 @@ class ReaderCase(JobCase):
 class Weights(ReaderCase):
     def test_tensors_are_described(self) -> None:
         job = self.open()
-        w, bias = job.tensor("w", (2, 3, 4)), job.tensor("bias", (4,), dtype=Dtype.FP32)
-        frozen = job.tensor("frozen", (5,), pattern=Pattern.FROZEN)
+        w = job.tensor("w", (2, 3, 4))
+        bias = job.tensor("bias", (4,), dtype=Dtype.FP32, external_names=["b"])
+        frozen = job.tensor(
+            "frozen", (5, 2), pattern=Pattern.FROZEN, external_names=["f"], transposed=True
+        )
         job.operator("layer", [w, bias, frozen])
         job.commit()
         self.assertEqual(
             self.read().tensors,
             [
-                ("w", (2, 3, 4), Dtype.BF16, False, 48),
-                ("bias", (4,), Dtype.FP32, False, 16),
-                ("frozen", (5,), Dtype.BF16, True, 10),
+                ("w", "w", (2, 3, 4), Dtype.BF16, False, 48),
+                ("bias", "b", (4,), Dtype.FP32, False, 16),
+                ("frozen", None, (5, 2), Dtype.BF16, True, 20),
             ],
         )
 
@@ -67,6 +74,53 @@ class Weights(ReaderCase):
         self.assertEqual(list(dict(version)), ["w0", "w1"])
         with self.assertRaisesRegex(KeyError, "has no tensor 'w2'"):
             version["w2"]
+
+    def test_named_weights_have_the_names_of_model_files(self) -> None:
+        job = self.open(model_config='{"a": 1}')
+        tensors = [
+            job.tensor("w", (2, 3), external_names=["v"]),
+            job.tensor("turned", (2, 3), external_names=["t"], transposed=True),
+        ]
+        job.operator("layer", tensors)
+        job.commit()
+        job.tensor_write(tensors[0], State.MASTER, array("f", range(6)))
+        job.sync()
+        reader = self.read()
+        self.assertEqual((reader.model_config, reader.adapter_config), ('{"a": 1}', None))
+        weights = reader.next().named_weights()
+        name, view = next(weights)
+        self.assertEqual((name, view.tolist()[1][2]), ("v", 0x40A0))
+        with self.assertRaisesRegex(ValueError, "do not have tensor 'turned' as it is"):
+            next(weights)
+
+    def test_adapters_are_files_of_safetensors(self) -> None:
+        job = self.open(adapter_config='{"r": 2}')
+        a = job.tensor("a.default.weight", (2, 3), dtype=Dtype.FP32, external_names=["a.weight"])
+        base = job.tensor("base", (2, 2), pattern=Pattern.FROZEN)
+        job.operator("layer", [a, base])
+        job.commit()
+        job.tensor_write(a, State.MASTER, array("f", range(6)))
+        job.tensor_write(base, State.MASTER, array("f", range(4)))
+        job.sync()
+        version = self.read().next()
+        self.assertEqual([name for name, _ in version.named_weights()], ["base"])
+        with tempfile.TemporaryDirectory() as folder:
+            for _ in range(2):
+                version.save_adapter(folder)
+            names = ["adapter_config.json", "adapter_model.safetensors"]
+            self.assertEqual(sorted(os.listdir(folder)), names)
+            config, data = (Path(folder, name).read_bytes() for name in names)
+        self.assertEqual(config, b'{"r": 2}')
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        wanted = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+        self.assertEqual(header, {"__metadata__": {"format": "pt"}, "a.weight": wanted})
+        self.assertEqual(data[end:], array("f", range(6)).tobytes())
+
+    def test_a_job_without_adapters_has_none_to_save(self) -> None:
+        self.ready()
+        with self.assertRaisesRegex(ValueError, "has no adapters of PEFT"):
+            self.read().next().save_adapter("nowhere")
 
     def test_a_version_that_is_overwritten_is_stale(self) -> None:
         model = self.ready()

@@ -12,6 +12,7 @@ a version can be read.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -47,6 +48,7 @@ class ReaderTensor(NamedTuple):
     """A tensor of the job that is read."""
 
     name: str  #: As the job has declared it.
+    file_name: str | None  #: What model files call it; None: they do not have it as it is.
     shape: tuple[int, ...]
     dtype: Dtype  #: Type of its weights.
     frozen: bool  #: All versions have the same weights.
@@ -84,11 +86,22 @@ class Mapping:
             address = self.lib.cst_reader_tensor(self._handle, number)
             tensor = cast(address, POINTER(cst_reader_tensor)).contents
             shape = tuple(tensor.shape[i] for i in range(tensor.n_dims))
-            name = tensor.name.decode()
             found.append(
-                ReaderTensor(name, shape, Dtype(tensor.dtype), tensor.frozen, tensor.bytes)
+                ReaderTensor(
+                    tensor.name.decode(),
+                    None if tensor.file_name is None else tensor.file_name.decode(),
+                    shape,
+                    Dtype(tensor.dtype),
+                    tensor.frozen,
+                    tensor.bytes,
+                )
             )
         return found
+
+    def text(self, function: str) -> str | None:
+        """Return what a function of libcistern says of the job; None: the job has no such text."""
+        text = getattr(self.lib, function)(self._handle)
+        return None if text is None else text.decode()
 
     def memory(self, version: cst_reader_version, number: int, n_bytes: int) -> Array[c_char]:
         """Return the memory of the weights of a tensor, which keeps the mapping."""
@@ -104,6 +117,32 @@ def check(status: int, err: cst_err) -> None:
         _library.check(status, err, connects=True)
     except StepVoid as error:  # For readers, the status is about the job.
         raise CstError(error.status, error.text, error.reason) from None
+
+
+def _file_name(tensor: ReaderTensor) -> str:
+    if tensor.file_name is None:
+        raise ValueError(
+            f"cistern: model files do not have tensor '{tensor.name}' as it is: it is a part of a larger tensor,"
+            " it has parts of several, or they have it transposed"
+        )
+    return tensor.file_name
+
+
+def _safetensors(tensors: dict[str, tuple[ReaderTensor, Array[c_char]]]) -> bytes:
+    """Return the contents of a file of safetensors, by the names in it."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, (tensor, _) in tensors.items():
+        begin, end = end, end + tensor.bytes
+        header[name] = {
+            "dtype": "BF16" if tensor.dtype == Dtype.BF16 else "F32",
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = [bytes(memoryview(memory).cast("B")) for _, memory in tensors.values()]
+    return len(text).to_bytes(8, "little") + text + b"".join(data)
 
 
 class VersionOf(Generic[View]):
@@ -131,10 +170,12 @@ class VersionOf(Generic[View]):
 
     def __getitem__(self, name: str) -> View:
         """Return the weights of a tensor. KeyError: the job has no such tensor."""
-        number = self.reader.number(name)
-        tensor = self.reader.tensors[number]
-        memory = self.reader.mapping.memory(self._held(), number, tensor.bytes)
-        return self._view(tensor, memory)
+        tensor = self.reader.tensors[self.reader.number(name)]
+        return self._view(tensor, self._memory(tensor))
+
+    def _memory(self, tensor: ReaderTensor) -> Array[c_char]:
+        number = self.reader.number(tensor.name)
+        return self.reader.mapping.memory(self._held(), number, tensor.bytes)
 
     def _view(self, tensor: ReaderTensor, memory: Array[c_char]) -> View:
         raise NotImplementedError
@@ -147,6 +188,45 @@ class VersionOf(Generic[View]):
         """Yield the name and the weights of each tensor."""
         for name in self.keys():
             yield name, self[name]
+
+    def named_weights(self) -> Iterator[tuple[str, View]]:
+        """Yield the name in model files and the weights of each tensor.
+
+        If the job has adapters of PEFT, these are left out, and frozen weights have the names that they have
+        without PEFT. ValueError: model files do not have a tensor as it is.
+        """
+        for tensor in self.reader.tensors:
+            if tensor.frozen or self.reader.adapter_config is None:
+                yield _file_name(tensor), self[tensor.name]
+
+    def save_adapter(self, folder: Path) -> None:
+        """Write adapter_model.safetensors and adapter_config.json of the trained weights to ``folder``.
+
+        PEFT and inference engines load them. The job was attached with a model of PEFT. Existing files are
+        replaced when the new ones are whole. Raises StaleVersion if the version is lost meanwhile, and ValueError
+        if the job has no adapters; nothing is replaced then.
+        """
+        config = self.reader.adapter_config
+        if config is None:
+            raise ValueError(f"cistern: job '{self.reader.job}' has no adapters of PEFT")
+        trained = {
+            _file_name(tensor): (tensor, self._memory(tensor))
+            for tensor in self.reader.tensors
+            if not tensor.frozen
+        }
+        os.makedirs(folder, exist_ok=True)
+        new = {
+            "adapter_model.safetensors": _safetensors(trained),
+            "adapter_config.json": config.encode(),
+        }
+        self.check()
+        for name, contents in new.items():
+            path = os.path.join(os.fsdecode(folder), name)
+            with open(path + ".new", "wb") as file:
+                file.write(contents)
+        for name in new:
+            path = os.path.join(os.fsdecode(folder), name)
+            os.replace(path + ".new", path)
 
     def check(self) -> None:
         """Return if everything that was read of this version up to now was of its step.
@@ -205,6 +285,9 @@ class ReaderOf(Generic[AnyVersion]):
         self._numbers = {tensor.name: i for i, tensor in enumerate(self.tensors)}
         #: Number of versions that can be read at once: 1 or 2, see ``versions`` of ``cistern.Job``.
         self.versions: int = mapping.lib.cst_reader_versions(mapping.handle)
+        #: The contents of config.json and adapter_config.json in the job's checkpoints; None: there is none.
+        self.model_config = mapping.text("cst_reader_model_config")
+        self.adapter_config = mapping.text("cst_reader_adapter_config")
         self._mapping = mapping
 
     @property

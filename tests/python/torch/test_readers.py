@@ -2,13 +2,20 @@
 """Models whose weights are those of a job that another process trains."""
 
 import copy
+import json
+import tempfile
+import warnings
+from pathlib import Path
 from typing import Any
 
 import cistern.torch as ct
 import models
+import peft
+import safetensors.torch
 import torch
 import transformers
 from models import TorchCase, tokens
+from test_peft import adapted
 from torch import nn
 
 
@@ -68,6 +75,61 @@ class Tensors(ReaderCase):
         self.assertEqual(version["transformer.wte.weight"].dtype, torch.bfloat16)
 
 
+class Adapters(ReaderCase):
+    """Jobs whose model is one of PEFT, with a base."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        warnings.simplefilter("ignore", UserWarning)
+        plain = models.bf16(models.llama)
+        self.plain = copy.deepcopy(plain).eval()
+        self.attach(plain.requires_grad_(False), "base").close()
+        self.addCleanup(self.remove, "one")  # Before its base.
+        self.store = self.attach(adapted("lora", copy.deepcopy(self.plain)), "one", base="base")
+        self.train(self.store)
+        self.version = self.read("one").next()
+
+    def logits(self, model: nn.Module) -> torch.Tensor:
+        torch.manual_seed(5)
+        with torch.no_grad():
+            logits: torch.Tensor = model.eval()(tokens()).logits
+        return logits
+
+    def test_a_model_of_peft_has_the_adapters_and_the_base(self) -> None:
+        model = empty(lambda: adapted("lora", models.llama()))
+        self.version.assign(model)
+        self.assertTrue(torch.equal(self.logits(model), self.logits(self.store.model)))
+        self.version.check()
+
+    def test_a_plain_model_has_the_base(self) -> None:
+        model = empty(models.llama)
+        with self.assertRaisesRegex(ValueError, r"the model lacks .*lora_A"):
+            self.version.assign(model)
+        self.version.assign(model, strict=False)
+        self.assertTrue(torch.equal(self.logits(model), self.logits(self.plain)))
+
+    def test_saved_adapters_are_loaded_by_peft(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            self.version.save_adapter(folder)
+            loaded = peft.PeftModel.from_pretrained(
+                copy.deepcopy(self.plain), folder, autocast_adapter_dtype=False
+            )
+            self.assertTrue(torch.equal(self.logits(loaded), self.logits(self.store.model)))
+            files = [Path(folder, "adapter_model.safetensors")]
+            self.store.save(folder + "/all")
+            files.append(Path(folder, "all/step-00000001/adapter_model.safetensors"))
+            ours, theirs = (safetensors.torch.load_file(file) for file in files)
+        self.assertEqual(ours.keys(), theirs.keys())
+        for name, weights in ours.items():
+            self.assertTrue(torch.equal(weights, theirs[name]), name)
+
+    def test_named_weights_are_those_of_the_base(self) -> None:
+        named = dict(self.version.named_weights())
+        self.assertEqual(list(named), [name for name, _ in self.plain.named_parameters()])
+        for name, parameter in self.plain.named_parameters():
+            self.assertTrue(torch.equal(named[name], parameter), name)
+
+
 class Models(ReaderCase):
     def test_logits_are_those_of_plain_torch_after_each_step(self) -> None:
         for make in (models.gpt2, models.llama, models.qwen2, models.gemma, models.mixtral):
@@ -108,9 +170,11 @@ class Models(ReaderCase):
         store = self.trained(models.llama)
         twin = models.bf16(models.llama).eval()
         models.copy_weights(store, twin)
-        model = empty(models.llama)
+        reader = self.read()
+        config = transformers.AutoConfig.for_model(**json.loads(reader.model_config))
+        model = empty(lambda: transformers.AutoModelForCausalLM.from_config(config))
         prompt = tokens(3)
-        with self.read().next() as version:
+        with reader.next() as version:
             version.assign(model)
             ours = sampled(model, prompt)
             version.check()

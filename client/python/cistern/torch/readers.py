@@ -16,7 +16,7 @@ place, such as ``add_`` or ``load_state_dict`` without ``assign=True``, ends the
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from ctypes import Array, c_char
 from typing import Any
 
@@ -45,16 +45,6 @@ class Version(VersionOf[torch.Tensor]):
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return all weights by their names in the job. Tied weights have one name."""
         return dict(self.items())
-
-    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the name and the weights of each tensor, for ``load_weights`` of an inference engine.
-
-        The names are those of the model that was attached: of a model of transformers, those of
-        ``model.named_parameters()``. Of a job with adapters of PEFT, frozen weights have the names that they
-        have without PEFT, and the adapters are left out.
-        """
-        for tensor in self.reader.tensors:
-            yield tensor.name, self[tensor.name]
 
     def assign(
         self,
