@@ -3,6 +3,9 @@
 
 import copy
 import json
+import os
+import resource
+import signal
 import tempfile
 import warnings
 from pathlib import Path
@@ -17,12 +20,19 @@ import transformers
 from models import TorchCase, tokens
 from test_peft import adapted
 from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
 
 
 def empty(make: Any) -> nn.Module:
     """Return a model without memory."""
     with torch.device("meta"):
         return make().eval()
+
+
+def change(job: str) -> None:
+    """Try to change weights of ``job``."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ct.reader(job).next()["lm_head.weight"].zero_()
 
 
 class ReaderCase(TorchCase):
@@ -67,6 +77,16 @@ class Tensors(ReaderCase):
         weights = reader.next()["lm_head.weight"]
         reader.close()
         self.assertTrue(torch.equal(weights, store.read("lm_head.weight")))
+
+    def test_a_change_in_place_ends_the_process(self) -> None:
+        store = self.attach(models.bf16(models.llama))
+        before = store.read("lm_head.weight")
+        process = os.fork()
+        if process == 0:
+            change(self.name)
+            os._exit(0)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), -signal.SIGSEGV)
+        self.assertTrue(torch.equal(store.read("lm_head.weight"), before))
 
     def test_types_are_those_of_the_job(self) -> None:
         self.attach(models.with_fp32_norms(models.gpt2))
@@ -215,13 +235,24 @@ class Models(ReaderCase):
         self.assertTrue(torch.equal(model.eval()(x), plain.eval()(x)))
 
     def test_weights_are_assigned_by_load_state_dict(self) -> None:
-        store = self.attach(models.bf16(models.llama))
+        self.attach(models.bf16(models.llama))
         model = empty(models.llama)
         version = self.read().next()
         model.load_state_dict(version.state_dict(), assign=True)
         self.assertEqual(model.lm_head.weight.data_ptr(), version["lm_head.weight"].data_ptr())
-        names = dict(version.named_weights())
-        self.assertEqual(list(names), [name for name, _ in store.model.named_parameters()])
+
+    def test_named_weights_are_those_of_save_pretrained(self) -> None:
+        for make in (models.gpt2, models.llama, models.qwen2, models.mixtral):
+            with self.subTest(model=make.__name__), tempfile.TemporaryDirectory() as folder:
+                store = self.attach(models.bf16(make), make.__name__)
+                store.model.save_pretrained(folder)
+                files = safetensors.torch.load_file(Path(folder, "model.safetensors"))
+                named = dict(self.read(make.__name__).next().named_weights())
+                if make is models.mixtral:  # Its experts have other names in files.
+                    named = revert_weight_conversion(empty(make), named)
+                self.assertEqual(named.keys(), files.keys())
+                for name, weights in named.items():
+                    self.assertTrue(torch.equal(weights, files[name]), name)
 
 
 def sampled(model: nn.Module, prompt: torch.Tensor) -> torch.Tensor:
