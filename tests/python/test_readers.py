@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Readers of the weights of a job."""
 
+import contextlib
 import gc
 import json
 import os
@@ -235,12 +236,31 @@ class Ends(ReaderCase):
         with self.assertRaisesRegex(ValueError, "is closed"):
             reader.next()
 
-    def test_close_releases_versions_that_are_kept(self) -> None:
+    def test_versions_are_kept_no_longer_than_their_reader(self) -> None:
+        model = self.ready()
+        for ends in (cistern.Reader.close, lambda reader: None):
+            reader = cistern.reader(self.name)
+            view = reader.next(keep=True)["w0"]
+            ends(reader)
+            del reader
+            gc.collect()
+            began = time.monotonic()
+            model.step()
+            self.assertLess(time.monotonic() - began, 5)
+            self.assertEqual(view.nbytes, 2 * N)
+
+    def test_the_child_of_a_fork_leaves_the_reader_alone(self) -> None:
         model = self.ready()
         reader = self.read()
-        view = reader.next(keep=True)["w0"]
-        reader.close()
-        began = time.monotonic()
-        model.step()
-        self.assertLess(time.monotonic() - began, 5)
-        self.assertEqual(view.nbytes, 2 * N)
+        version = reader.next(keep=True)
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                reader.close()
+                del version, reader
+                gc.collect()
+                os._exit(0)
+            os._exit(1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertEqual([bytes(v) for _, v in version.items()], self.weights(model))
+        version.check()

@@ -51,8 +51,9 @@ from cistern.errors import (
     StepVoid,
 )
 from cistern.job import Job
+from cistern.mapping import ReaderTensor
 from cistern.memory import Io
-from cistern.readers import Reader, ReaderTensor, Version, reader
+from cistern.readers import Reader, reader
 from cistern.results import (
     HyperParams,
     LoadModelResult,
@@ -63,6 +64,7 @@ from cistern.results import (
     StepResult,
 )
 from cistern.units import Unit
+from cistern.versions import Version
 
 __all__ = [
     "ALL_RANKS",

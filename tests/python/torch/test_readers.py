@@ -200,8 +200,8 @@ class Models(ReaderCase):
             version.check()
         self.assertTrue(torch.equal(ours, sampled(twin, prompt)))
 
-    def test_other_names_are_refused(self) -> None:
-        self.attach(models.bf16(models.llama))
+    def test_other_models_are_refused(self) -> None:
+        store = self.attach(models.bf16(models.llama))
         version = self.read().next()
         more = empty(lambda: models.llama(num_hidden_layers=4))
         with self.assertRaisesRegex(ValueError, r"the job lacks model\.layers\.3\..* and 4 more"):
@@ -211,6 +211,8 @@ class Models(ReaderCase):
         with self.assertRaisesRegex(ValueError, r"the model lacks model\.layers\.2\..* and 4 more"):
             version.assign(fewer)
         version.assign(fewer, strict=False)
+        with self.assertRaisesRegex(ValueError, "'model.embed_tokens.weight' is in a store"):
+            version.assign(store.model)
         wide = empty(lambda: models.llama(vocab_size=103))
         with self.assertRaisesRegex(
             ValueError, r"'lm_head.weight' is \(101, 32\), here \(103, 32\)"

@@ -24,10 +24,13 @@ import torch
 from torch import nn
 
 from cistern.calls import Path
-from cistern.readers import ReaderOf, ReaderTensor, VersionOf
+from cistern.mapping import ReaderTensor
+from cistern.readers import ReaderOf
 from cistern.torch import adapters
 from cistern.torch.buffers import in_short
+from cistern.torch.storage import is_lent
 from cistern.torch.weights import torch_type
+from cistern.versions import VersionOf
 
 
 class Version(VersionOf[torch.Tensor]):
@@ -65,9 +68,13 @@ class Version(VersionOf[torch.Tensor]):
         ``strict`` False: the job can have more tensors than the model.
 
         Raises ValueError if the job lacks a parameter, has one of another shape or, with ``strict``, has more
-        tensors, and if there is no value for a buffer. The model has not changed then. What else is raised is
-        that of ``version[name]``.
+        tensors, if there is no value for a buffer, the model is in a store or the version is released. The
+        model has not changed then.
         """
+        self._held()
+        lent = next((name for name, p in model.named_parameters() if is_lent(p)), None)
+        if lent is not None:
+            raise ValueError(f"cistern: parameter '{lent}' is in a store: assign to another model")
         plan = _names_in_job(self, model, strict)
         _fill_buffers(model, buffers or {}, self.reader.job)
         new: dict[int, nn.Parameter] = {}
