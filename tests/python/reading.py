@@ -7,8 +7,8 @@ import cistern
 
 with cistern.reader(sys.argv[1]) as reader:
     step = reader.next().step
-    print("waits", flush=True)
     try:
+        print("waits", flush=True)
         reader.next(after=step)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
