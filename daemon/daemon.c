@@ -23,6 +23,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/job/readers.h"
 #include "daemon/job/searches.h"
+#include "daemon/job/standby.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/revive/revive.h"
 #include "daemon/job/ended_parts.h"
@@ -195,6 +196,7 @@ static void start_timers(struct cstd_daemon *daemon)
     (void)uv_prepare_init(&daemon->loop, &daemon->prepare);
     (void)uv_timer_init(&daemon->loop, &daemon->watchdog);
     daemon->reader.data = daemon->prepare.data = daemon->watchdog.data = daemon;
+    cstd_standbys_init(daemon);
     (void)uv_check_start(&daemon->reader, on_readable);
     (void)uv_prepare_start(&daemon->prepare, on_iteration);
     if (ms > 0) {
@@ -211,6 +213,7 @@ static void on_lost(struct cstd_job *job, const struct cst_err *why)
 static void on_settled(struct cstd_job *job)
 {
     cstd_comms_look(job);
+    cstd_pause_look(job);
     cstd_commit_settled(job);
     cstd_readers_look(job);
 }
@@ -246,6 +249,7 @@ struct cstd_modules {
     struct cstd_server server;
     struct cstd_jobs jobs;
     struct cstd_staging_queue staging_queue;
+    struct cstd_standbys standbys;
     struct cstd_pendings requests;
     struct cstd_unpack unpack;
     struct cstd_revival revival;
@@ -278,6 +282,7 @@ static int create_modules(struct cstd_daemon *daemon, struct cst_err *err)
     daemon->server = &modules->server;
     daemon->jobs = &modules->jobs;
     daemon->staging_queue = &modules->staging_queue;
+    daemon->standbys = &modules->standbys;
     daemon->requests = &modules->requests;
     daemon->unpack = &modules->unpack;
     daemon->revival = &modules->revival;
@@ -601,6 +606,7 @@ void cstd_daemon_close(struct cstd_daemon *daemon)
     cstd_deferred_run(&daemon->later);
     cstd_engines_close(daemon->engines);
     cstd_remains_close(daemon->remains);
+    cstd_standbys_close(daemon);
     for_own_handles(daemon, close_handle);
     cstd_notify_close(&daemon->notify);
     (void)uv_run(&daemon->loop, UV_RUN_DEFAULT);

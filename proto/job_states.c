@@ -11,6 +11,7 @@ const char *const cst_job_state_names[CST_JOB_STATE_COUNT + 1] = {
     [CST_JOB_IS_IDLE] = "idle",
     [CST_JOB_IS_DONE] = "done",
     [CST_JOB_IS_INTERRUPTED] = "interrupted",
+    [CST_JOB_IS_PAUSED] = "paused",
     [CST_JOB_IS_FAILED] = "failed",
     [CST_JOB_IS_REVIVING] = "reviving",
     [CST_JOB_IS_RESHAPING] = "reshaping",

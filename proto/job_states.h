@@ -16,6 +16,7 @@ enum cst_job_state {
     CST_JOB_IS_IDLE,        /* Workers left between two steps. */
     CST_JOB_IS_DONE,        /* All workers have left in good order. */
     CST_JOB_IS_INTERRUPTED, /* A worker died or left in the middle of a step. */
+    CST_JOB_IS_PAUSED,      /* Its workers wait until it is resumed. */
     CST_JOB_IS_FAILED,
     CST_JOB_IS_REVIVING,  /* An earlier daemon had the job, and it is not ready yet. */
     CST_JOB_IS_RESHAPING, /* Another job is to take its place, or it takes that of another. */

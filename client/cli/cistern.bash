@@ -95,7 +95,7 @@ _cistern() {
         mapfile -t COMPREPLY < <(compgen -W "check $(_cistern_schedules)" -- "$cur")
     elif [[ $n_args -eq 1 && $command == schedule ]]; then
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
-    elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|reader|rm|trace|report|save|clone)$ ]]; then
+    elif [[ $n_args -eq 0 && $command =~ ^(job|tensors|explain|reader|rm|trace|report|save|clone|pause|resume)$ ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_names "${common[@]}" jobs)" -- "$cur")
     elif [[ $n_args -eq 0 && $command == node ]]; then
         mapfile -t COMPREPLY < <(compgen -W "$(_cistern_seconds node)" -- "$cur")

@@ -72,7 +72,7 @@ complete -c cistern -n 'test (count (__cistern_words)) -eq 0' -a '(__cistern_com
 complete -c cistern -n '__cistern_at 0 help' -a '(__cistern_commands)'
 complete -c cistern -n 'string match -q -- "-*" (commandline -ct)' -a '(__cistern_options (__cistern_words)[1] | string replace " " \t)'
 complete -c cistern -n '__cistern_words >/dev/null' -F
-complete -c cistern -n '__cistern_at 0 job tensors explain reader rm trace report save clone' -a '(__cistern_names jobs)'
+complete -c cistern -n '__cistern_at 0 job tensors explain reader rm trace report save clone pause resume' -a '(__cistern_names jobs)'
 complete -c cistern -n '__cistern_at 0 node' -a '(__cistern_seconds node)'
 complete -c cistern -n '__cistern_at 1 node; and contains -- (__cistern_words)[2] drop drain' -a '(__cistern_names node list)'
 complete -c cistern -n '__cistern_at 1 node; and contains -- key (__cistern_words)' -F

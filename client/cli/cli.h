@@ -63,10 +63,12 @@ struct cli {
     uint64_t keep;        /* --keep: checkpoints that remain; 0: all. */
     bool frozen;          /* --frozen: load the weights alone. */
     bool force;           /* --force: remove a job that has workers. */
-    bool wait;            /* --wait: drain when all jobs are done. */
+    bool release_pools;   /* --release-pools: give the memory of a paused job's pools back. */
+    bool wait;            /* --wait: drain when all jobs are done; resume when there is memory. */
     /* --weights: format of model files. */
     enum { CLI_WEIGHTS_BF16, CLI_WEIGHTS_FP32 } weights;
     uint32_t restart;             /* --restart: limit of restarts; 0: none. */
+    uint32_t standby;             /* --standby: processes that wait for a rank to die. */
     uint32_t grace;               /* --grace: seconds for ranks to end, or for a save to begin. */
     bool no_pin;                  /* --no-pin: ranks run on any processor. */
     const char *nodes;            /* --nodes: names; plan: a number. */
@@ -115,6 +117,11 @@ bool cli_ask_about(struct cli *cli, struct cstc_call *call, uint16_t type, uint1
  * Returns as cli_ask: the reply in @call is a JobInfoReply. */
 bool cli_ask_job(struct cli *cli, struct cstc_call *call);
 
+#define CLI_PAUSE_WORDS 96
+
+/* Write to @out since when a job is paused; "": it is not. */
+void cli_pause_words(const Cistern__JobInfo *job, char *out, size_t size);
+
 struct cli_table;
 struct cst_save_result;
 struct json_t;
@@ -157,6 +164,8 @@ int cli_job(struct cli *cli);
 int cli_tensors(struct cli *cli);
 int cli_explain(struct cli *cli);
 int cli_reader(struct cli *cli);
+int cli_pause(struct cli *cli);
+int cli_resume(struct cli *cli);
 int cli_remove(struct cli *cli);
 int cli_quota(struct cli *cli);
 int cli_node_key(struct cli *cli);

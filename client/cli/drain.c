@@ -167,6 +167,7 @@ static bool is_over(const json_t *job, const char *state)
         return true;
     case CST_JOB_IS_READY:
     case CST_JOB_IS_IDLE:
+    case CST_JOB_IS_PAUSED:
         return json_number_value(json_object_get(job, "idle_s")) > 0; /* It has no worker. */
     default:
         return false;

@@ -253,6 +253,7 @@ static void print_base(const Cistern__JobInfo *job, FILE *out)
 static void print_head(const Cistern__JobInfo *job, FILE *out)
 {
     char params[CLI_HUMAN_BYTES], arena[CLI_HUMAN_BYTES], chunk[CLI_HUMAN_BYTES];
+    char pause[CLI_PAUSE_WORDS];
     double per_param = job->n_params > 0 ? (double)job->arena_bytes / (double)job->n_params : 0;
 
     (void)fprintf(out, "job       %s of uid %u: %s, step %llu, attempt %llu, %u", job->name,
@@ -289,6 +290,10 @@ static void print_head(const Cistern__JobInfo *job, FILE *out)
     }
     print_memory(job, out);
     print_base(job, out);
+    cli_pause_words(job, pause, sizeof pause);
+    if (pause[0] != '\0') {
+        (void)fprintf(out, "pause     %s\n", pause);
+    }
     if (job->waits_for != NULL) {
         (void)fprintf(out, "waits     for %s\n", job->waits_for);
     }

@@ -65,7 +65,7 @@ static void add_progress(struct cli_table *table, const Cistern__JobInfo *job)
 static void add_job(struct cli_table *table, const void *item)
 {
     const Cistern__JobInfo *job = item;
-    char text[CLI_HUMAN_BYTES];
+    char text[CLI_HUMAN_BYTES], pause[CLI_PAUSE_WORDS];
 
     cli_table_cell(table, "%s", job->name);
     cli_table_cell(table, "%u", job->uid);
@@ -84,7 +84,8 @@ static void add_job(struct cli_table *table, const void *item)
         cli_table_cell(table, "-");
     }
     add_progress(table, job);
-    cli_table_cell(table, "%s", job->node_wait != NULL ? job->node_wait : "");
+    cli_pause_words(job, pause, sizeof pause);
+    cli_table_cell(table, "%s", job->node_wait != NULL ? job->node_wait : pause);
 }
 
 static size_t items_of(const ProtobufCMessage *page, ProtobufCMessage ***items, bool *more)

@@ -56,8 +56,14 @@ const struct cst_option cli_options[] = {
         CST_FLAG(AT(frozen))),
     ROW("force", 0, CLI_USES_FORCE, NULL, "remove the job even if ranks of it train",
         CST_FLAG(AT(force))),
-    ROW("wait", 0, CLI_USES_DRAIN, NULL,
-        "take no new jobs, and end when all jobs are done or have failed", CST_FLAG(AT(wait))),
+    ROW("release-pools", 0, CLI_USES_PAUSE, NULL,
+        "give the memory of the job's pools back, which other jobs can use then",
+        CST_FLAG(AT(release_pools))),
+    ROW("wait", 0, CLI_USES_DRAIN | CLI_USES_RESUME, NULL,
+        "drain: take no new jobs, and end when all jobs are done or have failed; resume: wait "
+        "while "
+        "others use the memory of the pools",
+        CST_FLAG(AT(wait))),
     ROW("steps", 0, CLI_USES_READER, "N", "read the weights of N steps (default: 1)",
         CST_U64(AT(steps), 1, COUNT_MAX)),
     ROW("hold", 0, CLI_USES_READER, NULL,
@@ -140,6 +146,10 @@ const struct cst_option cli_options[] = {
     CST_OPTION_MAY("restart", CLI_USES_RUN, "N", "10",
                    "start ranks again that die, each at most N times in 10 minutes (default: 10)",
                    CST_U32(AT(restart), 1, CLI_RESTARTS_MAX)),
+    ROW("standby", 0, CLI_USES_RUN, "N",
+        "keep N more processes waiting that have started already; each takes the place of a rank "
+        "that dies",
+        CST_U32(AT(standby), 1, 64)),
     ROW("grace", 0, CLI_USES_RUN | CLI_USES_DRAIN, "TIME",
         "run: time for ranks to end before they are killed; drain: time for each job to let its "
         "save begin: 30, 90s, 5m (default: 30s)",

@@ -27,6 +27,8 @@ enum {
     CLI_USES_TOP = 1 << 15,
     CLI_USES_LISTEN = 1 << 16,
     CLI_USES_READER = 1 << 17,
+    CLI_USES_PAUSE = 1 << 18,
+    CLI_USES_RESUME = 1 << 19,
 };
 
 /* All options, in the order of the help. They set fields of struct cli. */

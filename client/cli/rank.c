@@ -14,14 +14,19 @@ static void on_line(void *arg, const char *bytes, size_t n)
     cli_sink_line(stream->sink, stream->rank->prefix, bytes, n);
 }
 
+void cli_rank_name(struct cli_rank *rank, const char *name, const char *prefix)
+{
+    (void)snprintf(rank->name, sizeof rank->name, "%s", name);
+    (void)snprintf(rank->prefix, sizeof rank->prefix, "%s", prefix);
+}
+
 void cli_rank_init(struct cli_rank *rank, unsigned number, const char *name, const char *prefix,
                    uv_loop_t *loop, struct cli_sink *out, struct cli_sink *err)
 {
     rank->number = number;
     rank->loop = loop;
     rank->n_handles = 0;
-    (void)snprintf(rank->name, sizeof rank->name, "%s", name);
-    (void)snprintf(rank->prefix, sizeof rank->prefix, "%s", prefix);
+    cli_rank_name(rank, name, prefix);
     for (int i = 0; i < 2; i++) {
         struct cli_rank_stream *stream = &rank->streams[i];
 

@@ -53,6 +53,10 @@ struct cli_rank {
 void cli_rank_init(struct cli_rank *rank, unsigned number, const char *name, const char *prefix,
                    uv_loop_t *loop, struct cli_sink *out, struct cli_sink *err);
 
+/* Change the name and the prefix, also while the rank runs: lines that end later have the new one.
+ */
+void cli_rank_name(struct cli_rank *rank, const char *name, const char *prefix);
+
 /* Start the rank with the arguments @argv, which end with NULL; argv[0] is the path of
  * cistern-rank, or the name of another program. The environment is that of this process.
  * CST_EINTERNAL: the process cannot be started; `ended` is called all the same, with the status

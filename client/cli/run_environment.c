@@ -89,9 +89,24 @@ int cli_run_environment_init(struct cli_run_environment *environment,
 void cli_run_environment_set(const struct cli_run_environment *environment, unsigned rank,
                              unsigned restarts, unsigned threads)
 {
+    (void)unsetenv("CISTERN_STANDBY");
+    (void)unsetenv("CISTERN_FIRST_RANK");
     set_number("RANK", environment->first + rank);
     set_number("LOCAL_RANK", rank);
     set_number("CISTERN_RESTARTS", restarts);
+    if (environment->sets_threads) {
+        set_number("OMP_NUM_THREADS", threads);
+    }
+}
+
+void cli_run_environment_set_standby(const struct cli_run_environment *environment,
+                                     unsigned threads)
+{
+    (void)unsetenv("RANK");
+    (void)unsetenv("LOCAL_RANK");
+    (void)unsetenv("CISTERN_RESTARTS");
+    (void)setenv("CISTERN_STANDBY", "1", 1);
+    set_number("CISTERN_FIRST_RANK", environment->first);
     if (environment->sets_threads) {
         set_number("OMP_NUM_THREADS", threads);
     }

@@ -12,6 +12,11 @@
  *   CISTERN_SOCKET                  --socket, if it is given
  *   CISTERN_RESTARTS                how many times the rank was started again
  *   CISTERN_STEPPED                 a file to which libcistern writes after a step
+ *
+ * A standby (--standby) has none of the numbers of a rank, and in addition:
+ *
+ *   CISTERN_STANDBY                 1
+ *   CISTERN_FIRST_RANK              the number in the job of the first rank on this node
  */
 #ifndef CLI_RUN_ENVIRONMENT_H
 #define CLI_RUN_ENVIRONMENT_H
@@ -43,6 +48,10 @@ int cli_run_environment_init(struct cli_run_environment *environment,
  * the cores. */
 void cli_run_environment_set(const struct cli_run_environment *environment, unsigned rank,
                              unsigned restarts, unsigned threads);
+
+/* Set what a standby has in addition. @threads is the share of a rank. */
+void cli_run_environment_set_standby(const struct cli_run_environment *environment,
+                                     unsigned threads);
 
 /* Return whether a rank has made a step of a job since cli_run_environment_init. */
 bool cli_run_environment_has_stepped(const struct cli_run_environment *environment);

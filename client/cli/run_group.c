@@ -65,6 +65,7 @@ static void leave(struct cli_group *group, struct cli_member *member)
             uv_unref((uv_handle_t *)&group->signals[i]);
         }
     }
+    cli_group_look(group);
 }
 
 /* What runs has not ended although it was killed. */
@@ -119,6 +120,14 @@ static void end_all(struct cli_group *group, int number)
         if (member->is_left && !cli_rank_is_running(&member->rank)) {
             leave(group, member); /* It waited for its restart. */
         }
+    }
+}
+
+void cli_group_look(struct cli_group *group)
+{
+    if (group->state == CLI_GROUP_TRAINING && group->n_left > 0 && group->kind->is_over != NULL &&
+        group->kind->is_over(group)) {
+        end_all(group, SIGTERM);
     }
 }
 
@@ -183,7 +192,7 @@ static void on_ended(struct cli_rank *rank)
         return;
     }
     leave(group, member);
-    if (status == 0) {
+    if (status == 0 || (group->kind->counts != NULL && !group->kind->counts(group, member))) {
         return;
     }
     group->status = group->status == 0 ? status : group->status;
@@ -270,6 +279,9 @@ static int run_loop(struct cli_group *group)
     int lost, rc;
 
     open_handles(group);
+    if (group->kind->open != NULL) {
+        group->kind->open(group);
+    }
     rc = group->follows ? follow_input(group, &err) : CST_OK;
     for (unsigned i = 0; i < group->n; i++) {
         if (rc == CST_OK) {
@@ -284,6 +296,9 @@ static int run_loop(struct cli_group *group)
     }
     if (group->follows) {
         close_handle(&group->input);
+    }
+    if (group->kind->close != NULL) {
+        group->kind->close(group);
     }
     lost = group->out.error != 0 ? group->out.error : group->err.error;
     cli_sink_close(&group->out);

@@ -42,6 +42,15 @@ struct cli_group_kind {
     void (*pass)(struct cli_member *member, int number);
     /* Return what is said after the words on a member that has failed; "": nothing. */
     const char *(*remark)(const struct cli_group *group, const struct cli_member *member);
+    /* Called when the loop exists, before members are started, and when all have ended. NULL:
+     * nothing to do. */
+    void (*open)(struct cli_group *group);
+    void (*close)(struct cli_group *group);
+    /* Return whether the members that are left are needed no more, and are asked to end in
+     * TRAINING. NULL: they never are. */
+    bool (*is_over)(const struct cli_group *group);
+    /* Return whether the failure of @member is that of the group. NULL: always. */
+    bool (*counts)(const struct cli_group *group, const struct cli_member *member);
     /* Seconds after the beginning of KILLING until processes that still run get SIGKILL themselves;
      * 0: never, because they end at once. */
     unsigned force_s;
@@ -68,6 +77,9 @@ struct cli_group {
 /* Print a message of this program between the lines of the members. */
 void cli_group_say(struct cli_group *group, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
+
+/* Ask the members that are left to end, if the kind says that it is over. */
+void cli_group_look(struct cli_group *group);
 
 #define CLI_GROUP_HOW 80
 /* Describe how a process ended: "ended with status 1". Returns @words. */

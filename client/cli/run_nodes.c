@@ -150,6 +150,9 @@ static void write_options(FILE *out, const struct run *run, unsigned i)
     if (cli->restart > 0) {
         (void)fprintf(out, " --restart=%u", cli->restart);
     }
+    if (cli->standby > 0) {
+        (void)fprintf(out, " --standby %u", cli->standby);
+    }
     if (cli->no_pin) {
         (void)fputs(" --no-pin", out);
     }

@@ -165,8 +165,18 @@ static int take_launch(struct gpt_options *o, const struct gpt_options *typed,
         .first_rank = given_number(given, "first-rank", nodes->first_rank),
         .all_ranks = given_number(given, "all-ranks", nodes->all_ranks),
     };
-    const int rc = cst_launch_find(&launch, err);
+    const char *const standby = getenv("CISTERN_STANDBY");
+    int rc;
 
+    o->standby = standby != NULL && strcmp(standby, "1") == 0;
+    if (o->standby && launch.rank != CST_LAUNCH_UNKNOWN) {
+        return cst_err_set(err, CST_EINVAL,
+                           "--rank %u: a standby (CISTERN_STANDBY=1) has no rank yet: leave --rank "
+                           "out",
+                           launch.rank);
+    }
+    launch.rank = o->standby ? 0 : launch.rank; /* Stands for the one that it gets. */
+    rc = cst_launch_find(&launch, err);
     if (rc == CST_OK) {
         take_number(&o->job.rank, launch.rank);
         take_number(&o->job.world, launch.world);

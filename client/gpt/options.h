@@ -49,6 +49,7 @@ struct gpt_options {
      * all. The seed is that of initial weights, data order and sample, too; the micro-batches are
      * parts of the batch that are computed one after the other. */
     struct cst_job_spec job;
+    bool standby;           /* take the place of a rank that dies; job.rank is not known before */
     const char *data;       /* training text */
     enum gpt_tokens tokens; /* form of the tokens in the files of text */
     /* Text for validation: a file, or the end of the training text as "P%"; NULL: none. */

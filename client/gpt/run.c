@@ -6,6 +6,7 @@
 #include "client/gpt/compute_device.h"
 #include "client/gpt/model.h"
 #include "client/gpt/output.h"
+#include "client/gpt/standby.h"
 #include "client/gpt/stop.h"
 #include "client/gpt/store.h"
 #include "client/gpt/train.h"
@@ -23,6 +24,7 @@ struct worker {
     struct gpt_device *device;         /* shared by all ranks */
     struct cst_comm *comm;             /* mixture on ranks that are threads; else NULL */
     uint32_t rank;                     /* rank of this worker */
+    struct cst_client *standby;        /* keeps the rank until the job is open; NULL: no standby */
     pthread_t thread;                  /* thread of this rank with the local store */
     int rc;                            /* status at the end */
     struct cst_err err;                /* error text for rc */
@@ -77,6 +79,7 @@ static void *worker_main(void *arg)
     w->rc = w->options->store == GPT_STORE_LOCAL
                 ? w->device->ops->open_store(w->device, w->rank, &store, &w->err)
                 : gpt_store_daemon_open(&store, w->options, w->model, w->device, &w->err);
+    cst_disconnect(w->standby);
     if (w->rc == 0) {
         announce(w, store);
         w->rc =
@@ -208,8 +211,30 @@ static int check_outputs(const struct gpt_options *o, struct cst_err *err)
                                         : rc;
 }
 
-int gpt_run(const struct gpt_options *options, struct cst_err *err)
+/* Work as one rank. A standby gets its number first; if the job ends before, the run is over. */
+static int run_rank(struct worker *w, struct gpt_options *options, struct cst_err *err)
 {
+    if (options->standby) {
+        const int rc = gpt_standby(options, &w->standby, err);
+
+        if (rc == CST_ECANCELLED && gpt_stop_asked() == 0) {
+            (void)printf("cistern-gpt: %s\n", err->text);
+            return CST_OK;
+        }
+        if (rc != CST_OK) {
+            return rc;
+        }
+        w->rank = options->job.rank;
+    }
+    (void)worker_main(w);
+    *err = w->err;
+    return w->rc;
+}
+
+int gpt_run(const struct gpt_options *given, struct cst_err *err)
+{
+    struct gpt_options own = *given; /* A standby does not know its rank yet. */
+    const struct gpt_options *options = &own;
     struct gpt_model model;
     struct gpt_texts texts;
     struct worker w = {
@@ -220,7 +245,7 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
     if (rc != 0) {
         return rc;
     }
-    if (options->job.rank == 0) {
+    if (options->job.rank == 0 && !options->standby) {
         rc = gpt_checkpoint_check_job(options, err);
     }
     if (rc != 0) {
@@ -237,9 +262,7 @@ int gpt_run(const struct gpt_options *options, struct cst_err *err)
     if (options->store == GPT_STORE_LOCAL) {
         rc = run_local(&w, err);
     } else {
-        (void)worker_main(&w);
-        rc = w.rc;
-        *err = w.err;
+        rc = run_rank(&w, &own, err);
     }
     w.device->ops->close(w.device);
 out_model:

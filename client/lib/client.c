@@ -362,7 +362,9 @@ int cst_client_fd(const struct cst_client *client)
     int rc = cstc_client_check(client, NULL);
 
     /* The descriptor also tells when to try again to connect. */
-    return rc == CST_OK || (rc == CST_EPEERDIED && client->returns) ? client->wake.epoll : rc;
+    return rc == CST_OK || client->reconnects || (rc == CST_EPEERDIED && client->returns)
+               ? client->wake.epoll
+               : rc;
 }
 
 bool cst_client_is_pending(const struct cst_client *client)

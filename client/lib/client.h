@@ -27,6 +27,7 @@ struct cst_client {
     /* The daemon is started again if it ends, and goes on with the job: the end of the connection
      * only voids the step (CST_EPEERDIED). */
     bool returns;
+    bool reconnects;              /* A standby waits, which connects again (standby.c). */
     struct cst_err farewell;      /* Why the daemon will close the connection, if it has said so. */
     char path[108];               /* Path of the socket, for messages. */
     uint32_t credits;             /* Largest number of requests in flight. */

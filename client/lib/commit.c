@@ -2,6 +2,7 @@
 /* cst_commit: send the declarations, then get the layout and the pool. */
 #include "client/lib/committed.h"
 #include "client/lib/job.h"
+#include "client/lib/opened.h"
 #include "client/lib/sequence_calls.h"
 #include "offload/layout/edge.h"
 #include "proto/reason.h"
@@ -559,6 +560,9 @@ static int commit_job(struct cst_job *job, bool block, struct cst_plan *plan, st
              job->client->dead.status == CST_EPEERDIED && job->commit.phase != CSTC_COMMIT_DONE);
     if (rc == CST_OK && plan != NULL) {
         *plan = job->plan;
+    }
+    if (rc == CST_OK) {
+        cstc_opened_tell(CSTC_OPENED_COMMITTED, job->rank);
     }
     return rc;
 }

@@ -5,6 +5,7 @@
 #include "client/lib/disk.h"
 
 #include "client/lib/batch.h"
+#include "client/lib/opened.h"
 #include "proto/job_options.h"
 #include "proto/plan_message.h"
 
@@ -57,6 +58,7 @@ static int send_leave(struct cst_job *job, struct cst_err *err)
         return rc;
     }
     job->left = true;
+    cstc_opened_tell(CSTC_OPENED_LEFT, job->rank);
     cstc_call_reset(&call);
     while (job->call.state != CSTC_CALL_IDLE && job->call.state != CSTC_CALL_DONE) {
         (void)cstc_call_wait(job->client, -1, err);
@@ -148,6 +150,7 @@ int cst_job_open(struct cst_job **out, struct cst_client *client, const struct c
     cstc_call_reset(&call);
     client->job = job;
     client->free_job = cstc_job_free;
+    cstc_opened_tell(CSTC_OPENED_JOB, spec->rank);
     if (drives.n > 0 && !committed) {
         rc = cstc_disk_give(client, spec, err);
     }

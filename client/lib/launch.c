@@ -174,6 +174,32 @@ static int add(const struct launcher *launcher, struct said *said, struct cst_er
     return rc;
 }
 
+/* A standby has no rank before cst_standby, and its caller then says which one it has got.
+ * `cistern run` says where the ranks of this node begin. */
+static int add_standby(const struct cst_launch *launch, struct said *said, struct cst_err *err)
+{
+    static const struct cst_value numbers = CST_U32(0, 0, CST_JOB_MAX_ALL_RANKS - 1);
+    uint32_t first;
+    int rc;
+
+    if (getenv("CISTERN_FIRST_RANK") == NULL || is_known(said->n[LOCAL_RANK]) ||
+        is_known(said->n[RANK])) {
+        return CST_OK;
+    }
+    if (!is_known(launch->rank)) {
+        return cst_err_set(err, CST_EINVAL,
+                           "environment variables: this process is a standby (CISTERN_STANDBY), "
+                           "which has no rank before it takes the place of one: call cst_standby, "
+                           "or cistern.standby in Python, before the rank is needed");
+    }
+    rc = read_number("CISTERN_FIRST_RANK", &numbers, &first, err);
+    if (rc == CST_OK) {
+        said->n[LOCAL_RANK] = launch->rank;
+        said->n[RANK] = first + launch->rank;
+    }
+    return rc;
+}
+
 /* -- consistency ------------------------------------------------------------------------------ */
 
 /* One rank alone has the number 0. */
@@ -316,6 +342,7 @@ int cst_launch_find(struct cst_launch *launch, struct cst_err *err)
     for (int i = 0; i < N_LAUNCHERS && rc == CST_OK; i++) {
         rc = add(&launchers[i], &said, err);
     }
+    rc = rc == CST_OK ? add_standby(launch, &said, err) : rc;
     complete(&said);
     for (int i = 0; i < N_NUMBERS; i++) {
         is_whole = is_whole && is_known(said.n[i]);

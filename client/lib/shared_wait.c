@@ -9,8 +9,8 @@ enum {
 };
 
 /* Ask the daemon whether the attempt is over, with a request that changes nothing if it is: a hint.
- * Its answer has the cause. CST_OK: the attempt goes on. */
-static int ask(struct cst_job *job, struct cst_err *err)
+ * Its answer has the cause. CST_OK: the attempt goes on; *paused: the job is paused. */
+static int ask(struct cst_job *job, bool *paused, struct cst_err *err)
 {
     Cistern__BatchItem item = CISTERN__BATCH_ITEM__INIT, *items = &item;
     Cistern__Batch msg = CISTERN__BATCH__INIT;
@@ -29,6 +29,7 @@ static int ask(struct cst_job *job, struct cst_err *err)
         return rc;
     }
     done = (const Cistern__BatchDone *)call.reply;
+    *paused = done->has_paused && done->paused;
     if (done->n_results == 1 && done->results[0]->status < 0) {
         int status = done->results[0]->status;
 
@@ -45,9 +46,9 @@ static int ask(struct cst_job *job, struct cst_err *err)
 }
 
 /* Do what cannot be left until the wait is over. @asks: ask the daemon, too. */
-static int look_around(struct cst_job *job, bool asks, struct cst_err *err)
+static int look_around(struct cst_job *job, bool asks, bool *paused, struct cst_err *err)
 {
-    int rc = asks ? ask(job, err) : cstc_call_pump(job->client, err);
+    int rc = asks ? ask(job, paused, err) : cstc_call_pump(job->client, err);
 
     if (rc == CST_OK && job->device.calls != NULL) {
         cstc_device_pump(job);
@@ -78,6 +79,7 @@ static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
     uint32_t left_ms = timeout_ms;
 
     for (;;) {
+        bool paused = false;
         const uint32_t look_ms = interval(polls || holds_back(job), timeout_ms - left_ms);
         const uint32_t ms = left_ms < look_ms ? left_ms : look_ms;
         int rc = cst_shared_wait(head, &wait, ms);
@@ -86,19 +88,23 @@ static int wait_looking(struct cst_job *job, struct cst_shared_head *head,
             return CST_OK;
         }
         if (rc == CST_EPEERDIED) {
-            rc = ask(job, err);
+            rc = ask(job, &paused, err);
             /* If it is not over, a rank has written a wrong number there. Only the daemon counts
              * from now on. */
             wait.attempt = UINT64_MAX;
         } else {
             left_ms -= ms;
             job->asleep_ms += ms;
-            rc = look_around(job, wait.attempt == UINT64_MAX || job->asleep_ms >= QUESTION_MS, err);
+            rc = look_around(job,
+                             (left_ms == 0 && timeout_ms > 0) || wait.attempt == UINT64_MAX ||
+                                 job->asleep_ms >= QUESTION_MS,
+                             &paused, err);
             job->asleep_ms = job->asleep_ms >= QUESTION_MS ? 0 : job->asleep_ms;
         }
         if (rc != CST_OK) {
             return rc;
         }
+        left_ms = paused ? timeout_ms : left_ms; /* A pause has no deadlines. */
         if (left_ms == 0) {
             return CST_ETIMEDOUT;
         }

@@ -76,6 +76,10 @@
     F(s, name) F(s, from) F(s, to) F(s, slot_bytes) F(s, n_slots) F(s, on_device)
 #define FIELDS_cst_unit(F, A, N, s) \
     F(s, kind) F(s, stage) F(s, micro_batch)
+#define FIELDS_cst_pause_result(F, A, N, s) \
+    F(s, step) F(s, wait_s) F(s, update_s) F(s, release_s) F(s, released_bytes) F(s, already)
+#define FIELDS_cst_resume_result(F, A, N, s) \
+    F(s, step) F(s, paused_s) F(s, resume_s) F(s, pool_bytes)
 #define FIELDS_cst_launch(F, A, N, s) \
     F(s, rank) F(s, world) F(s, first_rank) F(s, all_ranks)
 #define FIELDS_cst_reader_tensor(F, A, N, s) \
@@ -90,6 +94,7 @@
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
     X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit) X(cst_launch) \
+    X(cst_pause_result) X(cst_resume_result) \
     X(cst_reader_tensor) X(cst_reader_version) X(cst_reader_wish)
 /* clang-format on */
 
@@ -423,7 +428,13 @@ static void print_beta2(void)
       struct cst_err *)                                                                            \
     X(int, cst_job_leave, struct cst_job *, struct cst_err *)                                      \
     X(int, cst_job_remove, struct cst_client *, const char *, struct cst_err *)                    \
+    X(int, cst_job_pause, struct cst_client *, const char *, bool, struct cst_pause_result *,      \
+      struct cst_err *)                                                                            \
+    X(int, cst_job_resume, struct cst_client *, const char *, struct cst_resume_result *,          \
+      struct cst_err *)                                                                            \
     X(int, cst_job_waits, struct cst_client *, const char *, char *, size_t, struct cst_err *)     \
+    X(int, cst_try_standby, struct cst_client *, const char *, uint32_t, uint32_t *,               \
+      struct cst_err *)                                                                            \
     X(int, cst_group, struct cst_job *, const uint32_t *, uint32_t)                                \
     X(int, cst_tensor_as, struct cst_job *, const struct cst_tensor_spec *)                        \
     X(int, cst_operator_as, struct cst_job *, const char *, const int *, uint32_t,                 \

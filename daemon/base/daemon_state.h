@@ -36,6 +36,7 @@ struct cstd_server;
 struct cstd_settings;
 struct cstd_span_ops;
 struct cstd_staging_queue;
+struct cstd_standbys;
 struct cstd_tiers;
 struct cstd_unpack;
 
@@ -58,6 +59,7 @@ struct cstd_daemon {
     struct cstd_links *links; /* Links to other nodes; NULL: [node] names no place to listen. */
     struct cstd_ended_parts *ended_parts;     /* Of jobs on several nodes. */
     struct cstd_staging_queue *staging_queue; /* Requests for staging that wait for some. */
+    struct cstd_standbys *standbys;           /* Processes that wait to take the place of a rank. */
     struct cstd_pendings *requests;           /* Requests that wait for their final reply. */
     /* Work that must wait until the current callback has returned. */
     struct cstd_deferred_queue later;

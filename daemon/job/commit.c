@@ -23,6 +23,7 @@
 #include "daemon/job/jobs.h"
 #include "daemon/job/planner.h"
 #include "daemon/job/span.h"
+#include "daemon/job/standby.h"
 #include "daemon/job/state_copy.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/memory.h"
@@ -218,6 +219,7 @@ static void enter_from(struct cstd_job *job, enum cstd_commit_phase next)
     if (rc != CST_OK && rc != CST_EAGAIN) {
         fail(job, &err);
     }
+    cstd_standbys_look(job->daemon);
 }
 
 /* The current phase of @job took time and has now ended with @err. */
@@ -466,6 +468,7 @@ void cstd_commit_memory_ready(struct cstd_memory *memory)
     if (job->state == CSTD_JOB_READY || job->resumes) {
         cstd_slot_refusals_settle(memory);
         cstd_relocate_end(job, &memory->err);
+        cstd_pause_pools_made(job, &memory->err);
         cstd_commit_settled(job);
         cstd_done_look(job); /* All workers may have left again meanwhile. */
     } else if (job->phase == CSTD_COMMIT_MEMORY && job->state == CSTD_JOB_POPULATING) {
@@ -563,7 +566,8 @@ static int attach_ranks(struct cstd_job *job, struct cst_err *err)
 
 /* -- ANSWER ----------------------------------------------------------------------------------- */
 
-/* Answer all waiting Commits, unless a step is closing or a pool is being made again. */
+/* Answer all waiting Commits, unless a step is closing, a pool is being made again, or the pools
+ * are released. */
 static int answer_ranks(struct cstd_job *job, struct cst_err *err)
 {
     struct cst_core_stats stats;
@@ -571,7 +575,7 @@ static int answer_ranks(struct cstd_job *job, struct cst_err *err)
 
     (void)err;
     cst_core_stats(job->core, &stats);
-    if (stats.closing || cstd_relocate_is_under_way(job)) {
+    if (stats.closing || cstd_relocate_is_under_way(job) || cstd_job_lacks_pools(job)) {
         return CST_EAGAIN;
     }
     for (uint32_t r = 0; r < job->world; r++) {

@@ -243,6 +243,7 @@ void cstd_core_driver_reply(struct cstd_daemon *daemon, const struct cst_reply *
         put_item(&request->items[i], reply);
         record_wait(request, &request->items[i]);
         if (--request->n_left == 0) {
+            request->paused = request->job != NULL && request->job->pause.held_ns != 0;
             cstd_session_answer_batch(daemon, request);
         }
     } else if (request->type == CISTERN__MSG_TYPE__MSG_CANCEL) {

@@ -63,7 +63,8 @@ void cstd_done_look(struct cstd_job *job)
 
     if (job->state != CSTD_JOB_READY || job->core == NULL ||
         !(parked || is_done(job) || job->successor != NULL) ||
-        !cstd_memory_has_pools(&job->memory) || job->memory.n_waiting > 0 || !is_at_rest(job)) {
+        !cstd_memory_has_pools(&job->memory) || job->memory.n_waiting > 0 || !is_at_rest(job) ||
+        cstd_pool_pages_are_moving(&job->memory)) {
         return;
     }
     for (uint32_t r = 0; r < job->world; r++) {
@@ -97,7 +98,8 @@ int cstd_done_resume(struct cstd_job *job, struct cst_err *err)
     const struct cstd_tier *tiers[CST_CORE_MAX_WORLD];
     int rc;
 
-    if (!job->memory.parked) {
+    /* Pools that are released are made again by the resume. */
+    if (!job->memory.parked || (cstd_job_lacks_pools(job) && !job->pause.ends)) {
         return CST_OK;
     }
     for (uint32_t r = 0; r < job->world; r++) {

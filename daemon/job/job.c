@@ -14,6 +14,7 @@
 #include "daemon/job/migrate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/job/shut_out.h"
+#include "daemon/job/standby.h"
 #include "daemon/base/log.h"
 #include "daemon/session/session.h"
 #include "daemon/job/worker.h"
@@ -389,9 +390,10 @@ static void remove_one(struct cstd_job *job, uint64_t remover, const struct cst_
     if (job->state == CSTD_JOB_CLOSING) {
         return;
     }
+    job->closing = *why;
+    cstd_standbys_job_ended(job, job->state != CSTD_JOB_DECLARING, &job->closing);
     job->state = CSTD_JOB_CLOSING;
     cstd_ledger_forget(job);
-    job->closing = *why;
     job->remover = remover;
     cstd_planner_cancel(job);
     TAILQ_REMOVE(&job->daemon->jobs->living, job, link);

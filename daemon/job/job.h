@@ -17,6 +17,7 @@
 #include "daemon/job/comms.h"
 #include "daemon/job/durable.h"
 #include "daemon/job/interleave_tuner.h"
+#include "daemon/job/pause.h"
 #include "daemon/memory/files.h"
 #include "daemon/memory/job_options.h"
 #include "daemon/memory/upkeep.h"
@@ -101,6 +102,7 @@ struct cstd_worker {
     uint8_t token[CSTD_JOB_TOKEN_BYTES]; /* Token in the rank's last JobOpened reply. */
     bool has_token;
     bool left;           /* The last worker left in good order. */
+    bool died;           /* The last worker died, or left without saying so. */
     bool shut_out;       /* The present worker has hung up and cannot write what others use. */
     uint64_t hung_up_ms; /* Time of the loop at which the present worker hung up, if it has. */
     /* Size of the pool that the present worker asks for, in bytes; 0: as large as is useful. */
@@ -202,6 +204,7 @@ struct cstd_job {
     struct cstd_migrate *migrate;
     /* The move has stopped because of an error, and goes on with the next Commit of a rank. */
     bool stalled;
+    struct cstd_pause pause;    /* The pause of the job. */
     struct cstd_ledger ledger;  /* What outlives the daemon of this job. */
     struct cstd_readers readers; /* Those who read its weights. */
     struct cstd_session *saver; /* The session that saves the job (saver.h); NULL: none. */
@@ -243,6 +246,7 @@ struct cstd_job {
     bool hung_up_told; /* Why the timer cannot shut a rank out is in the log. */
     unsigned n_holds;  /* Number of timers and memory objects that are not closed yet. */
     uint64_t created_ns;
+    uint64_t revived_ms; /* Time of the loop at which an earlier daemon's job went on here; or 0. */
     /* Monotonic time at which the last worker left or hung up; 0: a worker is attached. */
     uint64_t idle_since_ns;
     struct cst_err closing;     /* CLOSING: error for the requests of the job. */
@@ -284,6 +288,19 @@ static inline bool cstd_job_is_decided(const struct cstd_job *job)
 static inline bool cstd_job_is_committed(const struct cstd_job *job)
 {
     return job->core != NULL && job->state != CSTD_JOB_POPULATING;
+}
+
+/* True if @job is paused: not while a step is still under way. */
+static inline bool cstd_job_is_paused(const struct cstd_job *job)
+{
+    return job->pause.paused_ns != 0;
+}
+
+/* True if the pools of @job are released while it is paused. Whoever joins waits for them. */
+static inline bool cstd_job_lacks_pools(const struct cstd_job *job)
+{
+    return job->pause.wanted && job->pause.release &&
+           (job->memory.parked || job->memory.pool_pages.state != CSTD_POOL_PAGES_WHOLE);
 }
 
 /* Bytes of an element of the gradient rows of @job. */

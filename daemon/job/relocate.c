@@ -89,6 +89,11 @@ int cstd_relocate_begin(struct cstd_worker *worker, const struct cstd_job_reques
                            "pools on their earlier devices",
                            job->name);
     }
+    if (cstd_job_lacks_pools(job)) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s' is paused, and its pools are released: resume it first",
+                           job->name);
+    }
     if (cstd_relocate_is_under_way(job)) {
         return cst_err_set(err, CST_EBUSY, "job '%s': a rank's pool is being moved already",
                            job->name);

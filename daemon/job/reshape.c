@@ -56,6 +56,12 @@ static int check_rest(const struct cstd_job *job, struct cst_err *err)
                            "the daemon ended, and its workers have not repeated them",
                            job->name, stats.n_writes_left);
     }
+    if (job->pause.wanted) {
+        return cst_err_set(err, CST_EBUSY,
+                           "job '%s' cannot be reshaped while it is paused: resume it first "
+                           "(cistern resume %s)",
+                           job->name, job->name);
+    }
     if (stats.saving || job->saver != NULL) {
         return cst_err_set(err, CST_EBUSY, "job '%s' cannot be reshaped while it is saved",
                            job->name);

@@ -13,6 +13,7 @@
 #include "daemon/job/relocate.h"
 #include "daemon/job/reshape.h"
 #include "daemon/job/shut_out.h"
+#include "daemon/job/standby.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/session/session.h"
 #include "daemon/job/jobs.h"
@@ -75,6 +76,8 @@ static void worker_dead(struct cstd_worker *worker)
                    "rank %u (pid %d) ended without leaving the job", worker->rank,
                    (int)worker->pid);
     vacate(worker);
+    worker->died = true;
+    cstd_standbys_look(job->daemon);
     break_commit_of(job, worker, "died");
     feed_worker(job, CST_EV_DEAD, worker->rank);
     cstd_job_check_idle(job);
@@ -129,6 +132,7 @@ void cstd_worker_left(struct cstd_job *job, uint32_t rank)
     }
     vacate(worker);
     worker->left = true;
+    cstd_standbys_look(job->daemon);
     worker->has_token = false;
     cstd_ledger_note(job);
     cstd_job_check_idle(job);
@@ -159,7 +163,7 @@ static int claim_rank(struct cstd_worker *worker, const struct cstd_session *ses
     bool own = same_token(worker, token);
 
     if (!worker->present) {
-        return CST_OK;
+        return cstd_standby_check(worker, session, err);
     }
     if (held != NULL && !own && !cstd_session_is_gone(held)) {
         return cst_err_set(err, CST_EBUSY, "rank %u of job '%s' is used by pid %d", worker->rank,
@@ -334,7 +338,8 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
     worker->pid = session->peer.pid;
     worker->watch =
         cstd_watch_open(&job->daemon->loop, session->peer.pidfd, on_process_gone, worker);
-    worker->left = worker->shut_out = false;
+    worker->left = worker->died = worker->shut_out = false;
+    cstd_standby_attached(worker);
     worker->n_groups = worker->n_edges = worker->n_tensors = worker->n_operators = 0;
     worker->pool_asked = request->spec.memory.pool_bytes;
     /* A decided job's memory stays as it was made, whoever attaches. */
@@ -348,6 +353,7 @@ static void occupy(struct cstd_worker *worker, struct cstd_session *session,
         cstd_rank_devices_need(worker);
     }
     worker->tier->kind->count(worker->tier);
+    cstd_standby_drop(session);
     session->job = job;
     session->rank = worker->rank;
     session->job_removed = false;

@@ -119,6 +119,10 @@ static void record_of(const struct cstd_job *job, struct cstd_ledger_record *out
     cst_core_record(job->core, &out->core);
     out->n_moved = job->migrate != NULL ? job->migrate->n_moved : 0;
     out->n_portions = out->n_moved > 0 ? job->migrate->plan.n_portions : 0;
+    if (cstd_job_is_paused(job)) {
+        out->pause = job->pause.release ? 2 : 1;
+        out->paused_since_s = job->pause.since_s;
+    }
     out->torn = job->successor != NULL && cstd_migrate_is_torn(job->successor);
     for (uint32_t r = 0; r < job->world; r++) {
         if (job->workers[r].left) {

@@ -27,7 +27,8 @@ enum { POOLS_OF_WORD = CST_SET_WORD };
 /* The end of a record before its checksum. */
 struct rest {
     uint32_t n_moved, n_portions;
-    uint64_t torn;
+    uint16_t torn, pause;
+    uint32_t paused_since_s;
 };
 
 #define MAX_RECORD                                                                                 \
@@ -98,7 +99,8 @@ static uint8_t *message_of(const struct cstd_ledger_file *file)
 /* Write @record to @out, of record_bytes(). */
 static void encode(const struct cstd_ledger_record *record, uint32_t n_words, uint8_t *out)
 {
-    const struct rest rest = {record->n_moved, record->n_portions, record->torn};
+    const struct rest rest = {record->n_moved, record->n_portions, record->torn, record->pause,
+                              record->paused_since_s};
     const size_t n_left = n_words * sizeof *record->left.words,
                  n_pools = n_words * POOLS_OF_WORD * sizeof *record->pools;
 
@@ -124,6 +126,8 @@ static void decode(const uint8_t *in, uint32_t n_words, struct cstd_ledger_recor
     record->n_moved = rest.n_moved;
     record->n_portions = rest.n_portions;
     record->torn = rest.torn;
+    record->pause = rest.pause;
+    record->paused_since_s = rest.paused_since_s;
 }
 
 int cstd_ledger_file_make(struct cstd_ledger_file *file, const Ledger__Job *job,

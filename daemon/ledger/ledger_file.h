@@ -34,7 +34,9 @@ struct cstd_ledger_record {
     uint32_t n_moved, n_portions;
     /* 1: the states of this job are being moved to the job that replaces it, and the pages of some
      * were given back. Without that job it cannot go on. */
-    uint64_t torn;
+    uint16_t torn;
+    uint16_t pause;          /* 1: the job is paused; 2: its pools are released, too. */
+    uint32_t paused_since_s; /* When it was paused, in seconds since 1970; 0: it is not. */
 };
 
 /* The parts of a job on several nodes (daemon/job/span.h). There is no padding. */

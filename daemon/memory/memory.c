@@ -341,6 +341,7 @@ void cstd_memory_close(struct cstd_memory *memory)
     unmap_table(memory);
     cstd_shared_heads_close(&memory->heads);
     cstd_slot_refusals_forget(memory);
+    cstd_pool_pages_forget(memory);
     /* on_ready must not be called any more. */
     cstd_deferred_remove(&memory->daemon->later, &memory->ready);
     memory->segments = NULL;

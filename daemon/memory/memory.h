@@ -15,6 +15,7 @@
 
 #include "daemon/budget/arena.h"
 #include "daemon/base/deferred.h"
+#include "daemon/memory/pool_pages.h"
 #include "daemon/memory/pools.h"
 #include "daemon/memory/device_reservation.h"
 #include "daemon/memory/records.h"
@@ -85,6 +86,8 @@ struct cstd_memory {
     /* The pools are given back: they have numbers of blocks but no slabs, except slabs that were
      * adopted. The edges are given back too. */
     bool parked;
+    /* Unless the pools are parked: whether their slabs have their pages. */
+    struct cstd_pool_pages pool_pages;
     /* All segments are populated, or err has the reason why not. Never called inside a function of
      * this module. */
     cstd_memory_cb on_ready;

@@ -173,6 +173,7 @@ void cstd_memory_park(struct cstd_memory *memory, bool adopted)
     find_parked(memory, &first, &end);
     cstd_shared_heads_close(&memory->heads);
     cstd_slot_refusals_forget(memory);
+    cstd_pool_pages_forget(memory);
     memory->parked = true;
     for (uint32_t i = first; i < end; i++) {
         struct cstd_segment *segment = memory->segments[i];

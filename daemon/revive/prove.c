@@ -43,12 +43,12 @@ int cstd_prove_job(struct cstd_daemon *daemon, struct cstd_kept_job *kept,
 
 /* -- budgets ---------------------------------------------------------------------------------- */
 
-/* True if workers of the job will want its pools at once. */
+/* True if workers of the job will want its pools at once: not if a pause releases them. */
 static bool is_at_work(const struct cstd_kept_job *kept)
 {
     const struct cst_set all = cst_set_range(0, kept->world);
 
-    return !cst_set_within(&all, &kept->file.last.left);
+    return kept->file.last.pause != 2 && !cst_set_within(&all, &kept->file.last.left);
 }
 
 static struct cstd_budget *budget_of(struct cstd_daemon *daemon, const Ledger__Rank *rank)

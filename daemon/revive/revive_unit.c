@@ -5,6 +5,7 @@
 #include "daemon/job/commit.h"
 #include "daemon/job/core_driver.h"
 #include "daemon/job/migrate.h"
+#include "daemon/job/standby.h"
 #include "daemon/ledger/kept_job.h"
 #include "daemon/revive/revive.h"
 #include "daemon/ledger/revive_engines.h"
@@ -71,7 +72,12 @@ static void finish(struct cstd_job *job, struct cstd_kept_job *kept)
     cstd_revive_job_own(job, kept);
     job->phase = CSTD_COMMIT_DONE;
     job->state = CSTD_JOB_READY;
+    job->revived_ms = uv_now(&job->daemon->loop);
+    cstd_standbys_look(job->daemon);
     cstd_job_feed(job, &event);
+    if (record.pause != 0) {
+        cstd_pause_begin(job, record.pause == 2, NULL, record.paused_since_s);
+    }
     cstd_span_open(job);
     cstd_job_check_idle(job);
     cstd_log_about(CSTD_LOG_NOTICE, CSTD_JOB_ABOUT(job),

@@ -46,6 +46,19 @@ static unsigned explain_drive(const struct cst_layout_chunk *chunk,
     return 1;
 }
 
+/* Write a line about the pause of the job, if there is one. */
+static unsigned explain_pause(const struct cstd_job *job, char lines[][192], unsigned max)
+{
+    if (!cstd_job_is_paused(job) || max == 0) {
+        return 0;
+    }
+    (void)snprintf(
+        lines[0], 192, "the job has been paused for %.0f s%s",
+        (double)(uv_hrtime() - job->pause.paused_ns) * 1e-9,
+        cstd_job_lacks_pools(job) ? ", and its pools are released: no weights are in them" : "");
+    return 1;
+}
+
 static void explain(struct cstd_session *session, uint64_t id, const struct cstd_job *job,
                     uint32_t tensor)
 {
@@ -68,6 +81,7 @@ static void explain(struct cstd_session *session, uint64_t id, const struct cstd
                               EXPLAIN_LINES - n);
     n +=
         explain_drive(&job->layout.chunks[t->chunk], &files, &places, lines + n, EXPLAIN_LINES - n);
+    n += explain_pause(job, lines + n, EXPLAIN_LINES - n);
     n += explain_devices(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_comms_explain(job, lines + n, EXPLAIN_LINES - n);
     n += cstd_edge_slots_explain(job, lines + n, EXPLAIN_LINES - n);

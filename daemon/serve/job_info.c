@@ -319,11 +319,23 @@ static enum cst_job_state state_of(const struct cstd_job *job)
     if (job->successor != NULL) {
         return CST_JOB_IS_RESHAPING;
     }
-    if (job->core == NULL || cstd_done_is(job)) {
-        return job->core == NULL ? CST_JOB_IS_CLOSING : CST_JOB_IS_DONE;
+    if (job->core == NULL) {
+        return CST_JOB_IS_CLOSING;
     }
     cst_core_stats(job->core, &stats);
-    return phases[stats.phase];
+    if (cstd_job_is_paused(job) && stats.phase != CST_PHASE_FAILED) {
+        return CST_JOB_IS_PAUSED;
+    }
+    return cstd_done_is(job) ? CST_JOB_IS_DONE : phases[stats.phase];
+}
+
+static void fill_pause(const struct cstd_job *job, Cistern__JobInfo *out)
+{
+    out->has_paused_s = cstd_job_is_paused(job);
+    out->paused_s = out->has_paused_s ? seconds_since(job->pause.paused_ns) : 0;
+    out->has_pausing = out->pausing = job->pause.wanted && !out->has_paused_s;
+    out->has_released_bytes = job->memory.pool_pages.state == CSTD_POOL_PAGES_GIVEN;
+    out->released_bytes = out->has_released_bytes ? job->memory.pool_pages.bytes : 0;
 }
 
 static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
@@ -346,6 +358,7 @@ static void fill_job(const struct cstd_job *job, Cistern__JobInfo *out)
     out->base_job = job->base != NULL ? job->base->name : NULL;
     out->has_base_bytes = job->base != NULL;
     out->base_bytes = job->memory.n_segments > 0 ? job->memory.base_bytes : 0;
+    fill_pause(job, out);
     out->has_saved_step = job->was_saved;
     out->saved_step = job->saved_step;
     fill_options(job, out);

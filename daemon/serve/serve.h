@@ -22,7 +22,12 @@ void cstd_serve_commit(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_edge_refuse(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_files(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_standby(struct cstd_session *session, uint64_t id, void *body);
 void cstd_serve_job_remove(struct cstd_session *session, uint64_t id, void *body);
+
+/* serve_pause.c: a job is paused, and goes on. */
+void cstd_serve_pause(struct cstd_session *session, uint64_t id, void *body);
+void cstd_serve_resume(struct cstd_session *session, uint64_t id, void *body);
 
 /* serve_step.c: steps, and reading and writing of tensors. */
 void cstd_serve_sync(struct cstd_session *session, uint64_t id, void *body);

@@ -23,6 +23,7 @@
 #include "daemon/job/job.h"
 #include "daemon/job/jobs.h"
 #include "daemon/job/span.h"
+#include "daemon/job/standby.h"
 #include "daemon/memory/memory.h"
 #include "daemon/session/pending.h"
 #include "daemon/session/listen.h"
@@ -537,6 +538,27 @@ void cstd_serve_leave(struct cstd_session *session, uint64_t id, void *body)
     }
     event.tag = cstd_pending_tag(request, 0);
     cstd_job_feed(session->job, &event);
+}
+
+void cstd_serve_standby(struct cstd_session *session, uint64_t id, void *body)
+{
+    const Cistern__Standby *standby = body;
+    const uint32_t hold_ms = standby->has_hold_ms ? standby->hold_ms : CST_STANDBY_HOLD_MS;
+    struct cst_err err = {0};
+    int rc = CST_OK;
+
+    if (!cst_job_name_is_valid(standby->name)) {
+        rc = cst_err_set(&err, CST_EINVAL, "'%.80s' is not the name of a job: " CST_JOB_NAME_RULE,
+                         standby->name);
+    } else if (hold_ms == 0 || hold_ms > CST_STANDBY_MAX_HOLD_MS) {
+        rc = cst_err_set(&err, CST_EINVAL, "a rank is reserved for 1 to %d ms, not for %u ms",
+                         CST_STANDBY_MAX_HOLD_MS, hold_ms);
+    } else {
+        rc = cstd_standby_add(session, id, standby->name, hold_ms, &err);
+    }
+    if (rc != CST_OK) {
+        cstd_session_error(session, id, &err);
+    }
 }
 
 /* Refuse to remove a job of whose ranks some are attached. */

@@ -7,6 +7,7 @@
 #include "daemon/memory/staging.h"
 #include "daemon/job/readers.h"
 #include "daemon/job/saver.h"
+#include "daemon/job/standby.h"
 #include "daemon/job/worker.h"
 #include "daemon/base/access.h"
 #include "daemon/budget/quota.h"
@@ -139,6 +140,7 @@ static void on_gone(struct cstd_session *session)
     }
     cstd_saver_gone(session);
     cstd_readers_gone(session);
+    cstd_standby_drop(session);
     session->daemon->n_barring -= session->bars_jobs;
     if (session->job != NULL) {
         cstd_worker_hangup(session->job, session->rank);

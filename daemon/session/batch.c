@@ -246,12 +246,14 @@ static uint8_t *put_item(uint8_t *at, const struct cstd_pending_item *item)
     return at + (end - body);
 }
 
-size_t cstd_batch_write(const struct cstd_pending_item *items, uint32_t n, uint8_t *out)
+size_t cstd_batch_write(const struct cstd_pending_item *items, uint32_t n, bool paused,
+                        uint8_t *out)
 {
     uint8_t *at = out;
 
     for (uint32_t i = 0; i < n; i++) {
         at = put_item(at, &items[i]);
     }
+    at = paused ? put_field(at, 2, 1) : at;
     return (size_t)(at - out);
 }

@@ -31,8 +31,9 @@ struct cstd_batch {
  * CSTD_PENDING_MAX_ITEMS items. */
 int cstd_batch_read(struct cstd_batch *out, const uint8_t *body, size_t n, struct cst_err *err);
 
-/* Encode the BatchDone for the @n results in @items (at most CSTD_PENDING_MAX_ITEMS) into @out, a
- * buffer of CST_FRAME_MAX_BODY bytes. Returns the length. */
-size_t cstd_batch_write(const struct cstd_pending_item *items, uint32_t n, uint8_t *out);
+/* Encode the BatchDone for the @n results in @items (at most CSTD_PENDING_MAX_ITEMS) of a job that
+ * may be @paused into @out, a buffer of CST_FRAME_MAX_BODY bytes. Returns the length. */
+size_t cstd_batch_write(const struct cstd_pending_item *items, uint32_t n, bool paused,
+                        uint8_t *out);
 
 #endif

@@ -85,7 +85,7 @@ int cstd_pending_open(struct cstd_pending **out, struct cstd_pendings *requests,
     request->type = type;
     request->n_items = request->n_left = n_items;
     request->waits_commit = request->waits_description = false;
-    request->waits_seal = request->recorded = false;
+    request->waits_seal = request->recorded = request->paused = false;
     request->staging = NULL;
     request->held = NULL;
     request->reader = NULL;

@@ -22,6 +22,7 @@ struct cstd_quota_account;
 struct cstd_reader;
 struct cstd_session;
 struct cstd_staging;
+struct cstd_standby;
 struct cstd_job;
 
 struct cstd_pending_item {
@@ -62,6 +63,7 @@ struct cstd_pending {
     /* The request is a Leave, or a Save of what is recorded, which waits until the last step is on
      * the drives (durable.h). */
     bool waits_seal;
+    bool paused; /* The request is a Batch, and its job is paused. */
     /* The request is a Save of what is recorded. */
     bool recorded;
     /* The request is a Save, which waits for the description of its job. */
@@ -70,6 +72,7 @@ struct cstd_pending {
     bool restores;
     struct cstd_reader *reader;   /* The reader that waits (readers.h), or NULL. */
     struct cstd_staging *staging; /* Staging segment that the request uses, or NULL. */
+    struct cstd_standby *standby; /* The standby whose request this is (standby.h), or NULL. */
     struct cstd_held *held;       /* What waits to be served as this request (held.h), or NULL. */
     /* Called when the request is over; NULL: nothing to do. */
     void (*on_close)(struct cstd_pending *request);

@@ -403,9 +403,10 @@ void cstd_session_answer(struct cstd_daemon *daemon, struct cstd_pending *reques
 void cstd_session_answer_batch(struct cstd_daemon *daemon, struct cstd_pending *request)
 {
     if (request->session != NULL && request->session->state != CSTD_SESSION_DOOMED) {
-        send_packed(request->session, CST_FRAME_REPLY, request->id,
-                    CISTERN__MSG_TYPE__MSG_BATCH_DONE,
-                    cstd_batch_write(request->items, request->n_items, daemon->out), NULL, 0);
+        send_packed(
+            request->session, CST_FRAME_REPLY, request->id, CISTERN__MSG_TYPE__MSG_BATCH_DONE,
+            cstd_batch_write(request->items, request->n_items, request->paused, daemon->out), NULL,
+            0);
     }
     close_request(daemon, request);
 }

@@ -27,6 +27,7 @@ struct cstd_quota_account;
 struct cstd_reader;
 struct cstd_server;
 struct cstd_staging;
+struct cstd_standby;
 
 struct cstd_session;
 
@@ -62,7 +63,8 @@ struct cstd_session {
     struct cstd_job *job;             /* Job to which the session is attached; NULL: none. */
     uint32_t rank;                    /* Rank in the job. */
     struct cstd_reader *reads;        /* The job that the session reads (readers.h); NULL: none. */
-    struct cstd_job *saves;           /* Job that the session saves (saver.h); NULL: none. */
+    struct cstd_standby *standby; /* Waits for a rank, or holds one (standby.h); NULL: neither. */
+    struct cstd_job *saves;       /* Job that the session saves (saver.h); NULL: none. */
     /* The job was removed; explains later errors to the client. */
     bool job_removed;
     struct cst_err why_removed;   /* job_removed: what has ended the job. */

@@ -369,6 +369,95 @@ int cst_job_leave(struct cst_job *job, struct cst_err *err);
  *   - CST_EBUSY: a cst_try_... call of this client is pending. */
 int cst_job_remove(struct cst_client *client, const char *name, struct cst_err *err);
 
+/* What cst_job_pause has done. */
+struct cst_pause_result {
+    uint64_t step;   /* Number of committed steps. */
+    double wait_s;   /* Time from the request until no step was under way. */
+    double update_s; /* Time from then until all updates were over. */
+    /* Time from the end of the step, or from the request if that came later, until the memory of
+     * the pools was available to others. */
+    double release_s;
+    uint64_t released_bytes; /* Memory of the pools that was given back; 0: none. */
+    bool already;            /* The job was paused before, and nothing has changed. */
+};
+
+/* Pause the job @name of this user, as `cistern pause` does. Waits until the step under way is
+ * committed and its updates are over. From then on the workers of the job wait in their next calls,
+ * without time limit, until cst_job_resume. Meanwhile:
+ *   - The job can be read, saved, left and removed.
+ *   - A worker that dies is reported to the other ranks as ever. New workers wait in cst_sync.
+ *   - The pause outlives the workers, and also the daemon if the job does.
+ *   - The time to live of a job without workers (`ttl_s`) runs.
+ *
+ * @release_pools: give the memory of all pools back, so that other jobs can use it. That for
+ * updates (device_update_bytes) and for edges stays. New workers then wait in cst_commit. A job
+ * that is paused already can be paused again to release its pools.
+ *
+ * If this call ends early, the job is paused all the same. *out may be NULL. @client may be without
+ * a job, or the client of another job. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EINVAL: the job is not committed yet, or has failed.
+ *   - CST_EINVAL: @client is that of a worker of the job, which would wait for itself.
+ *   - CST_EBUSY: the job is being reshaped or resumed.
+ *   - CST_EBUSY: a cst_try_... call of this client is pending.
+ *   - CST_EUNSUPPORTED: the job has ranks on several nodes.
+ *   - CST_EUNSUPPORTED: the pools are to be released, and the job uses a GPU.
+ *   - CST_ECANCELLED: the job was resumed or removed meanwhile. */
+int cst_job_pause(struct cst_client *client, const char *name, bool release_pools,
+                  struct cst_pause_result *out, struct cst_err *err);
+
+/* What cst_job_resume has done. */
+struct cst_resume_result {
+    uint64_t step;       /* Number of committed steps. */
+    double paused_s;     /* Time for which the job was paused. */
+    double resume_s;     /* Time that the resume took. */
+    uint64_t pool_bytes; /* Memory that was taken for the pools; 0: they were there. */
+};
+
+/* End the pause of the job @name of this user, as `cistern resume` does. Waits until its pools are
+ * there again, if they were released. *out may be NULL. Statuses:
+ *   - CST_ENOTFOUND: there is no such job.
+ *   - CST_EINVAL: the job is not paused.
+ *   - CST_EBUDGET, CST_ENOMEM: others use the memory of the pools. The job stays paused.
+ *   - CST_EBUSY: the job is being resumed already.
+ *   - CST_EBUSY: a cst_try_... call of this client is pending. */
+int cst_job_resume(struct cst_client *client, const char *name, struct cst_resume_result *out,
+                   struct cst_err *err);
+/* Time for which a rank is reserved for a standby, in milliseconds: without another one, and at
+ * most. */
+#define CST_STANDBY_HOLD_MS 60000
+#define CST_STANDBY_MAX_HOLD_MS 600000
+
+/* Wait as a standby: until a rank of the job @name of this user, on this node, has lost its worker
+ * and nobody has taken its place. *rank receives the number of this rank, with which the process
+ * calls cst_job_open then. The job need not exist yet. A rank loses its worker when its process
+ * ends without cst_job_leave. A rank that no process has opened yet is not given to a standby.
+ *
+ * No other process gets the rank or can open it for @hold_ms milliseconds (0: CST_STANDBY_HOLD_MS;
+ * at most CST_STANDBY_MAX_HOLD_MS), unless the connection of @client ends before. If the process
+ * has not opened the job until then, with @client or with another client of the process, the rank
+ * is given to the next standby. What takes long, such as loading programs and data, is therefore
+ * done before this call.
+ *
+ * If the daemon ends, this call connects to the next process of the daemon and goes on waiting. A
+ * standby counts as a connection of the user. To end the wait, call cst_disconnect after
+ * cst_try_standby, or end the process.
+ *
+ * Statuses:
+ *   - CST_ECANCELLED: all ranks have left the job, or the job was removed. The program should end
+ *     with success. If all ranks had left before the call, it waits for a worker instead.
+ *   - CST_EINVAL: @name is not the name of a job, @hold_ms is too large, or @client has a job.
+ *   - CST_EBUSY: a cst_try_... call is pending.
+ *   - CST_ENOCREDIT: the user has too many requests in flight.
+ *   - CST_ECONN: there was no daemon for 60 s. */
+int cst_standby(struct cst_client *client, const char *name, uint32_t hold_ms, uint32_t *rank,
+                struct cst_err *err);
+
+/* Do the same as cst_standby, but return CST_EAGAIN instead of waiting. The call is then pending:
+ * repeat it when cst_client_fd polls readable. */
+int cst_try_standby(struct cst_client *client, const char *name, uint32_t hold_ms, uint32_t *rank,
+                    struct cst_err *err);
+
 /* Return whether a cst_sync has ever completed in the job. The weights are then present, and a
  * worker that joins must not write them. Never waits. */
 bool cst_job_initialised(const struct cst_job *job);

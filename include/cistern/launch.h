@@ -30,6 +30,8 @@ struct cst_launch {
  *   3. mpirun of Open MPI: OMPI_COMM_WORLD_LOCAL_RANK, _LOCAL_SIZE, _RANK, _SIZE,
  *   4. mpiexec of MPICH and of Intel MPI: MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_RANK, PMI_SIZE,
  *   5. srun of Slurm: SLURM_LOCALID, SLURM_TASKS_PER_NODE, SLURM_PROCID, SLURM_NTASKS.
+ * A standby of `cistern run` (CISTERN_FIRST_RANK) has neither RANK nor LOCAL_RANK: the caller sets
+ * `rank` to what cst_standby has returned, and RANK is CISTERN_FIRST_RANK + rank.
  * first_rank is RANK - LOCAL_RANK. If the caller sets a number that differs from the one of the
  * environment, the environment is about other ranks, and first_rank and all_ranks are not taken
  * from it. If the caller sets all numbers, the environment is not read. Never waits.

@@ -85,6 +85,10 @@ enum cst_event_kind {
     /* record, table. The first event of a core: go on with a job whose memory was kept
      * (offload/core/revival.h). The stats are `initialised` afterwards, unless memory is short. */
     CST_EV_REVIVE,
+    /* release. Hold the job after the step under way (offload/core/pause.h), also empty its pools
+     * then. The stats say how far that is. With other machines it is not exact: not allowed. */
+    CST_EV_PAUSE,
+    CST_EV_RESUME, /* End the pause; without one nothing changes. */
     /* rank, tag, cancel (the tag to cancel). The cancelled request is answered first, then this
      * one. */
     CST_EV_CANCEL,
@@ -146,6 +150,7 @@ struct cst_event {
     const struct cst_core_record *record;
     struct cst_table_header *table;
     struct cst_place place;
+    bool release; /* PAUSE: empty the pools. */
     uint64_t cancel;
     uint64_t ticket;
     int status;

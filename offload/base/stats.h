@@ -53,6 +53,9 @@ enum cst_core_phase {
     CST_PHASE_FAILED
 };
 
+/* How far a pause is (offload/core/pause.h). */
+enum cst_pause_state { CST_PAUSE_NONE, CST_PAUSE_ASKED, CST_PAUSE_HELD, CST_PAUSE_PAUSED };
+
 struct cst_core_stats {
     enum cst_core_phase phase;
     bool initialised; /* A SYNC has completed, or the states were restored. */
@@ -74,6 +77,8 @@ struct cst_core_stats {
     bool has_hyper;         /* There was a step; `hyper` has its hyper-parameters. */
     struct cst_hyper hyper; /* Without the clip factor. */
     bool saving;            /* A save is under way. */
+    enum cst_pause_state pause;
+    bool pools_empty; /* Of a pause that releases pools: no block holds anything. */
     /* WRITEs that the death of the daemon has cut off, and that workers have not repeated yet. */
     uint32_t n_writes_left;
     uint64_t save_wait_ns;   /* Time for which commits have waited for saves. */

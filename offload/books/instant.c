@@ -145,6 +145,13 @@ static void ask(struct cst_core *core, struct cst_rank *rank)
     core->clock.now = rank->thread.instant;
 }
 
+/* Nothing that the rank or its device did before counts any more. */
+static void begin_anew(const struct cst_core *core, struct cst_rank *rank)
+{
+    rank->thread = rank->stream = rank->device = (struct cst_moment){core->now, core->clock.now};
+    rank->ahead_instant = 0;
+}
+
 void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = event->rank < core->world ? &core->ranks[event->rank] : NULL;
@@ -180,9 +187,12 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_EV_ATTACH:
     case CST_EV_SYNC:
-        rank->thread = rank->stream = rank->device =
-            (struct cst_moment){core->now, core->clock.now};
-        rank->ahead_instant = 0;
+        begin_anew(core, rank);
+        break;
+    case CST_EV_RESUME: /* The ranks have waited for this event, not for updates. */
+        for (uint32_t r = 0; core->pause.holds && r < core->world; r++) {
+            begin_anew(core, &core->ranks[r]);
+        }
         break;
     case CST_EV_UNKEEP:
     case CST_EV_SAVE_END:
@@ -196,6 +206,7 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
     case CST_EV_LEAVE:
     case CST_EV_SAVE:
     case CST_EV_KEEP:
+    case CST_EV_PAUSE:
     case CST_EV_RESTORE:
     case CST_EV_MISSED:
     case CST_EV_REVIVE:

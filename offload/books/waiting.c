@@ -37,6 +37,15 @@ uint64_t cst_waiting_deadline(const struct cst_core *core)
                                                    : core->now + core->peer_timeout_ns;
 }
 
+void cst_waiting_restart(struct cst_core *core)
+{
+    for (uint32_t i = 0; i < core->requests.capacity; i++) {
+        if (core->requests.late_at[i] != CST_HEAP_OUT) {
+            cst_requests_extend(&core->requests, i, cst_waiting_deadline(core));
+        }
+    }
+}
+
 void cst_waiting_enqueue(struct cst_core *core, uint32_t i)
 {
     const struct cst_request *request = &core->requests.v[i];

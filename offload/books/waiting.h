@@ -16,6 +16,9 @@ struct cst_grants {
 /* The deadline of a request that begins to wait for other ranks now. */
 uint64_t cst_waiting_deadline(const struct cst_core *core);
 
+/* The waits for other ranks that have a deadline begin again now. */
+void cst_waiting_restart(struct cst_core *core);
+
 /* Put a fetch that is in no queue into the queue of fetches that wait for a block. */
 void cst_waiting_enqueue(struct cst_core *core, uint32_t request);
 

@@ -331,7 +331,8 @@ void cst_commit_look(struct cst_core *core)
 {
     struct cst_err err;
 
-    if (core->attempt.phase != CST_PHASE_RUNNING || core->attempt.closing || !all_stepped(core)) {
+    if (core->attempt.phase != CST_PHASE_RUNNING || core->attempt.closing || core->pause.holds ||
+        !all_stepped(core)) {
         return;
     }
     if (cst_prepare_compare_steps(core, &err) != CST_OK || cst_idle_check(core, &err) != CST_OK) {

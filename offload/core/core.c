@@ -24,6 +24,7 @@
 #include "offload/weights/multi_gpu_load.h"
 #include "offload/core/next.h"
 #include "offload/update/overlap.h"
+#include "offload/core/pause.h"
 #include "offload/core/prepare.h"
 #include "offload/core/ranks.h"
 #include "offload/weights/residency.h"
@@ -94,6 +95,8 @@ static const struct {
     [CST_EV_RESTORE] = {NEEDS_REQUEST, cst_save_restore},
     [CST_EV_MISSED] = {NEEDS_REQUEST, cst_idle_take_missed},
     [CST_EV_REVIVE] = {NEEDS_REQUEST, cst_revival_go_on},
+    [CST_EV_PAUSE] = {NEEDS_NOTHING, cst_pause_begin},
+    [CST_EV_RESUME] = {NEEDS_NOTHING, cst_pause_end},
     [CST_EV_CANCEL] = {NEEDS_RANK | NEEDS_REQUEST, cst_ranks_cancel},
     [CST_EV_DONE] = {NEEDS_NOTHING, on_done},
     [CST_EV_SEALED] = {NEEDS_NOTHING, cst_commit_sealed},
@@ -281,6 +284,9 @@ static void route(struct cst_core *core, const struct cst_event *event, const st
         advance(core, fact->chunk);
         break;
     case CST_FACT_RANK_WENT_ON:
+        if (core->pause.holds) {
+            break; /* The end of the pause finds it out again. */
+        }
         for (uint32_t c = 0; c < core->n_chunks; c++) {
             advance(core, c);
         }
@@ -363,6 +369,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
 
             route(core, event, &fact);
         }
+        cst_pause_look(core);
         cst_ranks_start(core);
         cst_next_pump(core);
         cst_fetch_pump(core);
@@ -375,7 +382,7 @@ void cst_core_step(struct cst_core *core, const struct cst_event *event,
 
 uint64_t cst_core_deadline(const struct cst_core *core)
 {
-    uint32_t i = cst_requests_next_late(&core->requests);
+    uint32_t i = core->pause.holds ? CST_NO_REQUEST : cst_requests_next_late(&core->requests);
     uint64_t request = i == CST_NO_REQUEST ? CST_CORE_NEVER : core->requests.v[i].deadline;
     uint64_t save = cst_save_deadline(core);
     uint64_t versions = cst_versions_deadline(core);
@@ -517,6 +524,8 @@ void cst_core_stats(const struct cst_core *core, struct cst_core_stats *out)
         .has_hyper = core->commit.has_hyper,
         .hyper = core->commit.hyper,
         .saving = core->save.state != CST_SAVE_NONE,
+        .pause = core->pause.state,
+        .pools_empty = core->pause.empty,
         .n_writes_left = core->writes.n_left,
         .save_wait_ns = core->save.wait_ns,
         .reader_wait_ns = core->versions.wait_ns,

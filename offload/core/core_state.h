@@ -30,6 +30,7 @@
 #include "offload/update/replicas.h"
 #include "offload/update/update.h"
 #include "offload/update/versions.h"
+#include "offload/core/pause.h"
 #include "offload/books/rank.h"
 #include "offload/core/ranks.h"
 #include "offload/books/request.h"
@@ -129,6 +130,7 @@ struct cst_core {
     struct cst_idle idle;
     struct cst_writes writes;
     struct cst_save save;
+    struct cst_pause pause;
     struct cst_seal seal;
     struct cst_versions versions;
     struct cst_grants grants;

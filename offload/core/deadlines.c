@@ -152,7 +152,7 @@ void cst_deadlines_expire(struct cst_core *core)
 {
     uint32_t i;
 
-    while ((i = cst_requests_next_late(&core->requests)) != CST_NO_REQUEST &&
+    while (!core->pause.holds && (i = cst_requests_next_late(&core->requests)) != CST_NO_REQUEST &&
            core->requests.v[i].deadline <= core->now) {
         if (core->requests.v[i].where == CST_REQUEST_STEP) {
             expire_step(core);

@@ -145,6 +145,9 @@ static void serve(struct cst_core *core, uint32_t rank)
 
 void cst_next_pump(struct cst_core *core)
 {
+    if (core->pause.holds) {
+        return;
+    }
     for (uint32_t rank = 0; core->schedule->work->exists && rank < core->world; rank++) {
         if (core->ranks[rank].next != CST_NO_REQUEST) {
             serve(core, rank);

@@ -268,6 +268,9 @@ void cst_ranks_start(struct cst_core *core)
 {
     struct cst_err unused;
 
+    if (core->pause.holds) {
+        return;
+    }
     if (core->attempt.phase == CST_PHASE_RUNNING && core->schedule->elastic &&
         !core->attempt.closing) {
         join_all(core);

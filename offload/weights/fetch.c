@@ -50,7 +50,7 @@ static bool place_weight(struct cst_core *core, uint32_t i)
                          request->ahead ? CST_PRIORITY_PREFETCH : CST_PRIORITY_DEMAND);
     }
     if (pool->blocks[b].state == CST_BLOCK_RESIDENT) {
-        cst_waiting_answer(core, i, b, false);
+        cst_waiting_answer(core, i, b, pool->blocks[b].leases > 0);
     } else {
         join(core, i, request->rank, b);
     }
@@ -94,7 +94,8 @@ static void begin(struct cst_core *core, const struct cst_event *event, bool com
     struct cst_rank *rank = &core->ranks[event->rank];
     const struct cst_part *part = cst_pool_part(&rank->pool, event->chunk);
     uint32_t i = cst_requests_add(&core->requests, event, CST_REQUEST_QUEUED);
-    bool first = cst_queue_empty(&part->demand) && (!event->ahead || cst_queue_empty(&part->ahead));
+    bool first = !core->pause.holds && cst_queue_empty(&part->demand) &&
+                 (!event->ahead || cst_queue_empty(&part->ahead));
 
     core->requests.v[i].coming = coming;
     if (first && place(core, i)) {
@@ -212,7 +213,7 @@ void cst_fetch_weight(struct cst_core *core, const struct cst_event *event)
         return;
     }
     cst_lookahead_follow(rank, event->chunk, false);
-    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT) {
+    if (b != CST_NONE && rank->pool.blocks[b].state == CST_BLOCK_RESIDENT && !core->pause.holds) {
         rank->hits++;
         cst_waiting_grant(core, event->rank, b, event->tag, true, event->ahead);
         return;
@@ -284,6 +285,9 @@ void cst_fetch_want(struct cst_core *core, const struct cst_event *event)
 
 void cst_fetch_pump(struct cst_core *core)
 {
+    if (core->pause.holds) {
+        return;
+    }
     for (uint32_t rank = 0; rank < core->world; rank++) {
         struct cst_rank *r = &core->ranks[rank];
         bool changed = cst_pool_take_change(&r->pool);

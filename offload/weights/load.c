@@ -81,7 +81,8 @@ void cst_load_prefetch(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_rank *rank = &core->ranks[event->rank];
 
-    if (!rank->stepped && !cst_waiting_for_block(rank) && !rank->pool.worker_copies) {
+    if (!rank->stepped && !core->pause.holds && !cst_waiting_for_block(rank) &&
+        !rank->pool.worker_copies) {
         (void)cst_load_ahead(core, event->rank, event->chunk, cst_trace_now(&rank->trace));
     }
     (void)cst_core_reply(core, event->tag);

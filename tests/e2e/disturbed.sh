@@ -147,6 +147,12 @@ run_combination() {
             wait "${workers[1]}" || true
             disturb "${disturbances[k]}"
             again_rank "$name-new" 1
+        elif maybe 3; then
+            pick "" --release-pools
+            # shellcheck disable=SC2086 # no option, or one
+            ./cistern pause "$name-new" $picked >/dev/null || fail "$words: it cannot be paused"
+            disturb "${disturbances[k]}"
+            ./cistern resume "$name-new" >/dev/null || fail "$words: it was paused $picked, and is not any more"
         else
             disturb "${disturbances[k]}"
         fi

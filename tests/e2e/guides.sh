@@ -65,6 +65,8 @@ elsewhere() {
     'cistern node list') echo 'links.sh node list' ;;
     'cistern adopt '*) echo 'durable.sh cistern adopt' ;;
     'cistern clone '*) echo 'clone.sh cistern clone' ;;
+    'cistern pause '*) echo 'pause.sh cistern pause paused --release-pools' ;;
+    'cistern resume '*) echo 'pause.sh cistern resume paused --wait' ;;
     'cistern drain --save DIR') echo 'revival.sh cistern drain --save' ;;
     'cistern checkpoints --check'*) echo 'checkpoint.sh --check --json' ;;
     *--durable*) echo 'durable.sh --durable' ;;

@@ -202,6 +202,11 @@ none_left
 
 # -- a training --
 
+# True if the standby of node $1 waits for job 'three'.
+has_standby() {
+    has "is a standby of job 'three'" "$tmp/$1.log"
+}
+
 [ -x ./cistern-gpt ] || exit 0
 need jq
 model=(--layers 4 --heads 2 --width 64 --context 32 --batch 2 --warmup 2 --lr 0.003 --matmul fp32 --threads 1 --chunk 40000 --block-ranks 1
@@ -225,3 +230,19 @@ status_is 0
 says err '^\[b\] cistern: rank 1 was killed by signal 9'
 cmp "$tmp/losses.2.2.0" "$tmp/losses.2.1.0" || fail "two nodes have other losses than one"
 on b rm two >"$tmp/removed.log"
+
+# With a standby on each node: that of node b takes the place of the rank there.
+poll has_no_job a
+poll has_no_job b
+# shellcheck disable=SC2016 # for the shell of a process
+begin --standby 1 -- sh -c '[ -z "${RANK-}" ] || exec sh -c "$0" - "$@"; exec ./cistern-gpt "$@"' "$train" "${model[@]}" --data "$tmp/text" --job three
+poll has_standby a
+poll has_standby b
+poll has_made a three 20
+kill -KILL "$(cat "$tmp/pid1")"
+await_end
+status_is 0
+says err '^\[b\] cistern: a standby is rank 1 now$'
+! grep -q 'it is started again' "$tmp/err" || fail "a rank was started again beside its standby: $(cat "$tmp/err")"
+cmp "$tmp/losses.2.2.0" "$tmp/losses.2.1.0" || fail "two nodes have other losses than one, with a standby"
+on b rm three >"$tmp/removed.log"

@@ -29,7 +29,24 @@ train() {
         first=$((first + here))
     done
     await_ranks "$job"
-    end_job "$job"
+    if [ -n "${keeps-}" ]; then
+        save_on "${nodes[-1]}" "$job"
+    else
+        end_job "$job"
+    fi
+}
+
+# Readers of a job on the nodes a and b see the same weights, which are those of a loaded checkpoint.
+same_read() {
+    local keeps=yes
+    nodes=(a b)
+    train kept
+    [ "$(on a reader kept)" = "$(on b reader kept)" ] || fail "readers on two nodes see other weights"
+    on a load "$tmp/saved-kept" loaded >"$tmp/loaded.log"
+    [ "$(on a reader kept)" = "$(on a reader loaded)" ] || fail "a reader sees other weights than a checkpoint has"
+    on a rm loaded >"$tmp/removed.log"
+    remove_job kept
+    rm -r "$tmp/saved-kept"
 }
 
 start_node a
@@ -56,6 +73,7 @@ for options in "" "--pool 40%" "--moments mx8" "--optimizer lion --moments bf16"
     fi
     # A checkpoint of one number of nodes goes on with another one.
     if [ -z "$options" ]; then
+        same_read
         for n in 1 2; do
             nodes=(a b)
             nodes=("${nodes[@]:0:n}")

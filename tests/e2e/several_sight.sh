@@ -68,6 +68,8 @@ for node in "${nodes[@]}"; do
 done
 must_say a '^NODE +RANKS +MEMBER +LINK +SINCE +RECEIVED +SENT +WAITED +STEP WAITS' job job1
 must_say a '^b +1 +yes +up ' job job1
+! says a '' pause job1 || fail "a job on two nodes was paused"
+grep -q 'has ranks on several nodes and cannot be paused' "$tmp/out" || fail "a pause is refused as: $(<"$tmp/out")"
 must_say b '^nodes +its members are a and this node \(epoch [0-9]+\)$' job job1
 must_say b '^job1 .* 1 of 2 ' jobs
 must_say a '^NODE +STATE +SINCE +ROUND TRIP +RECEIVED +SENT +JOBS ' node list

@@ -11,6 +11,7 @@ declare -rA torch_files=(
     [nodes]="several_nodes"
     [pipelines]="parallel_passes parallel_proxy parallel_refusals parallel_schedules parallel_stages parallel_store parallel_threads parallelize"
     [processes]="blocks closing dispatch dispatch_batches dispatch_faults ending example hf matrix reader_loops"
+    [standby]="standby"
     [tensors]="packed_parts parallel_kinds parallel_linear parallel_memory parallel_models parallel_sequences parallel_tensor parallel_turns
         parts parts_of_models products"
 )

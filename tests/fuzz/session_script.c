@@ -64,6 +64,35 @@ static void look(void)
     script_ask(0, CISTERN__MSG_TYPE__MSG_DRAIN, NULL);
 }
 
+/* Two versions are held by session 0, which is a rank, too; the second one is kept. */
+static void begin_reading(void)
+{
+    Cistern__JobName name = CISTERN__JOB_NAME__INIT;
+    Cistern__ArenaGet arena = CISTERN__ARENA_GET__INIT;
+    Cistern__ReaderNext next = CISTERN__READER_NEXT__INIT;
+
+    name.name = (char *)(uintptr_t) "j";
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_OPEN, &name.base);
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_ARENA, &arena.base);
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_NEXT, &next.base);
+    next.keep = 1;
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_NEXT, &next.base);
+}
+
+/* The step that waits for the reader goes on. */
+static void end_reading(void)
+{
+    Cistern__ReaderHold hold = CISTERN__READER_HOLD__INIT;
+
+    hold.version = 1;
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_CHECK, &hold.base);
+    hold.version = 2;
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_RELEASE, &hold.base);
+    script_engine();
+    hold.version = 1;
+    script_ask(0, CISTERN__MSG_TYPE__MSG_READER_CHECK, &hold.base);
+}
+
 static void write_session(void)
 {
     Cistern__Cancel cancel = CISTERN__CANCEL__INIT;
@@ -80,7 +109,9 @@ static void write_session(void)
     train(1, &generation);
     script_put(RIG_KILL);
     script_engine();
+    begin_reading();
     train(1, &generation);
+    end_reading();
     look();
     script_put(RIG_CLOSE);
     script_put(1);

@@ -58,7 +58,7 @@ struct fake_daemon {
     /* Served items in order: W1 fetch weight of chunk 1, W1+ prefetch of the weight, G1 fetch
      * gradient, r1 release, R1 hand in, A end of a micro-batch, P prepare, S step. */
     char log[4096];
-    uint32_t n_requests[96]; /* number of requests per message type */
+    uint32_t n_requests[128]; /* number of requests per message type */
     uint32_t n_connections;  /* number of connections accepted */
     uint32_t n_tensors;      /* number of tensors declared */
     uint64_t attempt, step;  /* attempt and step of the last Synced */

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank 1 of 2 of the job argv[1]: trains up to argv[2] steps.
+"""Rank 1 of 2 of the job argv[1], or a standby: trains up to argv[2] steps.
 
 If there is an argv[3], it stops inside of the backward pass of that step, says so, and waits.
 """
 
+import os
 import signal
 import sys
 
@@ -12,7 +13,11 @@ from cistern import Direction
 from support import Model
 
 name, n_steps = sys.argv[1], int(sys.argv[2])
-with cistern.Job(name, rank=1, world=2) as job:
+rank = 1
+if "CISTERN_STANDBY" in os.environ:
+    rank = cistern.standby(name)
+    print(f"rank {rank}", flush=True)
+with cistern.Job(name, rank=rank, world=2) as job:
     model = Model(job)
     if len(sys.argv) > 3:
         model.train(int(sys.argv[3]))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from array import array
@@ -58,6 +59,16 @@ class Model:
 
     def masters(self) -> list[bytes]:
         return [bytes(self.job.tensor_read(t, State.MASTER)) for t in self.tensors]
+
+
+def start_standby(job: str, n_steps: int) -> subprocess.Popen[str]:
+    """Start a process that takes the place of a rank, and says so."""
+    return subprocess.Popen(
+        [sys.executable, RANK_PROGRAM, job, str(n_steps)],
+        env=os.environ | {"CISTERN_STANDBY": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def start_rank(job: str, *arguments: object) -> subprocess.Popen[str]:

@@ -44,6 +44,7 @@ UNUSED = {
     "cst_operator",
     "cst_reader_find",
     "cst_save",
+    "cst_standby",
     "cst_status_name",
     "cst_step",
     "cst_sync",
@@ -110,6 +111,8 @@ class Abi(unittest.TestCase):
             _abi.cst_save_result: checkpoint.SaveResult,
             _abi.cst_checkpoint: checkpoint.Checkpoint,
             _abi.cst_adopt_result: checkpoint.AdoptResult,
+            _abi.cst_pause_result: results.PauseResult,
+            _abi.cst_resume_result: results.ResumeResult,
         }.items():
             self.assertEqual(list(_abi.LAYOUTS[struct][1]), list(result._fields))
         plan = list(_abi.LAYOUTS[_abi.cst_plan][1])

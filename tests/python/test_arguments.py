@@ -147,6 +147,12 @@ class Arguments(unittest.TestCase):
     def test_a_client(self) -> None:
         self.check(Client, {}, {"socket": path("socket")})
         self.check(self.client.remove_job, {}, {"name": path("name")})
+        self.check(
+            self.client.pause,
+            {"name": "nothing"},
+            {"name": path("name"), "release_pools": flag("release_pools")},
+        )
+        self.check(self.client.resume, {}, {"name": path("name")})
         self.check(self.client.job_waits, {}, {"name": path("name")})
         self.check(self.client.save, {"job": "nothing", "dir": "/nowhere"}, SAVE)
 

@@ -290,6 +290,23 @@ class Errors(JobCase):
         self.assert_status(Status.ENOTFOUND, "job", job.stat)
         self.assert_status(Status.ENOTFOUND, self.name, self.admin.remove_job, self.name)
 
+    def test_a_job_is_paused_and_goes_on(self) -> None:
+        model = self.ready()
+        model.train(1)
+        self.assert_status(Status.EINVAL, "not paused", self.admin.resume, self.name)
+        paused = self.admin.pause(self.name)
+        self.assertEqual((paused.step, paused.already, paused.released_bytes), (1, False, 0))
+        self.assertTrue(self.admin.pause(self.name).already)
+        released = self.admin.pause(self.name, release_pools=True)
+        self.assertFalse(released.already)
+        self.assertGreater(released.released_bytes, 0)
+        masters = model.masters()
+        resumed = self.admin.resume(self.name)
+        self.assertEqual(resumed.pool_bytes, released.released_bytes)
+        self.assertGreater(resumed.paused_s, 0)
+        self.assertEqual(model.masters(), masters)
+        self.assertEqual(model.step().step, 2)
+
     def test_the_block_leaves_the_job_in_good_order(self) -> None:
         with self.open() as job:
             model = Model(job)

@@ -5,12 +5,13 @@ import logging
 import os
 import queue
 import signal
+import subprocess
 import threading
 from unittest import mock
 
 import cistern
 from cistern import CstError, Direction, Status
-from support import Model, start_rank
+from support import Model, start_rank, start_standby
 from test_job import JobCase
 
 
@@ -43,7 +44,8 @@ class Ranks(JobCase):
         self.assertEqual(other.wait(), 0)
         return masters
 
-    def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(self) -> None:
+    def begin(self) -> tuple[cistern.Job, Model, subprocess.Popen[str]]:
+        """Train two steps with another process, which has begun the third one."""
         job = self.open(world=2)
         victim = start_rank(self.name, 4, 2)
         self.addCleanup(victim.communicate)
@@ -51,12 +53,32 @@ class Ranks(JobCase):
         model.write()
         model.train(2)
         self.assertEqual(victim.stdout.readline(), "in the backward pass\n")
+        return job, model, victim
+
+    def kill(self, victim: subprocess.Popen[str], model: Model) -> None:
         victim.kill()
         victim.wait()
         with self.assertRaisesRegex(cistern.StepVoid, "rank 1"):
             model.step()
+
+    def test_a_killed_rank_is_replaced_and_the_bits_are_the_same(self) -> None:
+        job, model, victim = self.begin()
+        self.kill(victim, model)
         other = start_rank(self.name, 4)
         self.addCleanup(other.communicate)
+        self.end(job, model, other)
+
+    def test_a_standby_takes_the_place_of_a_killed_rank(self) -> None:
+        standby = start_standby(self.name, 4)
+        self.addCleanup(standby.communicate)
+        self.addCleanup(standby.kill)
+        job, model, victim = self.begin()
+        self.kill(victim, model)
+        self.assertEqual(standby.stdout.readline(), "rank 1\n")
+        self.end(job, model, standby)
+
+    def end(self, job: cistern.Job, model: Model, other: subprocess.Popen[str]) -> None:
+        """Do the steps that are left with ``other``."""
         self.assertEqual(job.sync(), 2)
         model.train(4)
         masters = model.masters()

@@ -39,10 +39,11 @@ static bool losses_occurred(const struct sim_totals *totals)
     bool reservations = occurred("updates by Muon on accelerators", totals->muon_reservations);
 
     bool slow = occurred("updates of states on an engine that only copies", totals->slow);
+    bool released = occurred("pauses without pools", totals->released);
     bool idle = occurred("chunks without a gradient that were skipped", totals->idle);
 
     return sums && ranks && moved && landed && fp32 && lent && recalled && nodes && reservations &&
-           slow && idle;
+           slow && idle && released;
 }
 
 /* Run @runs seeds. False if @fixed is set and a kind of loss that must be tested did not occur. */
@@ -89,6 +90,8 @@ static bool seeds(struct sim_options options, uint64_t runs, bool fixed)
            ", on accelerators %" PRIu64 "; %" PRIu64 " chunks without a gradient skipped\n",
            totals.lent, totals.recalled, totals.muon_runs, totals.muon_nodes,
            totals.muon_reservations, totals.idle);
+    printf("sim: %" PRIu64 " pauses, %" PRIu64 " of them without pools\n", totals.pauses,
+           totals.released);
     return !fixed || losses_occurred(&totals);
 }
 

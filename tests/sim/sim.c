@@ -119,7 +119,7 @@ static void follow(struct sim *sim)
     }
 }
 
-static struct pending *find_pending(struct sim *sim, uint64_t tag)
+struct pending *sim_find_pending(struct sim *sim, uint64_t tag)
 {
     for (unsigned i = 0; i < SIM_MAX_TAGS; i++) {
         if (sim->pending[i].tag == tag) {
@@ -131,7 +131,7 @@ static struct pending *find_pending(struct sim *sim, uint64_t tag)
 
 static void deliver(struct sim *sim, const struct cst_reply *reply)
 {
-    struct pending *p = reply->tag == 0 ? NULL : find_pending(sim, reply->tag);
+    struct pending *p = reply->tag == 0 ? NULL : sim_find_pending(sim, reply->tag);
     struct pending asked;
 
     if (p == NULL) {
@@ -167,18 +167,21 @@ static void verbose_event(const struct sim *sim, const struct cst_event *event)
 
 void sim_event(struct sim *sim, struct cst_event event)
 {
+    struct cst_core_stats before;
     const char *broken;
     /* A driver may ignore the recalls of an event, and does so now and then. */
     bool heeds = !sim_chance(sim, 1000);
 
     event.now = sim->now;
     verbose_event(sim, &event);
+    cst_core_stats(sim->core, &before);
     cst_core_step(sim->core, &event, &sim->actions);
     broken = cst_core_check(sim->core);
     if (broken != NULL) {
         sim_fail(sim, "after event %d: not true that %s", (int)event.kind, broken);
     }
     follow(sim);
+    pauses_follow(sim, &before);
     for (size_t i = 0; i < sim->actions.n; i++) {
         const struct cst_action *a = &sim->actions.v[i];
 
@@ -198,7 +201,7 @@ void sim_event(struct sim *sim, struct cst_event event)
 
 void sim_ask(struct sim *sim, struct cst_event event, struct pending pending)
 {
-    struct pending *p = find_pending(sim, 0);
+    struct pending *p = sim_find_pending(sim, 0);
 
     if (p == NULL) {
         sim_fail(sim, "more than %d requests wait", SIM_MAX_TAGS);
@@ -291,6 +294,7 @@ static void turn(struct sim *sim)
         (void)readers_leave(sim);
     }
     readers_look(sim);
+    pauses_turn(sim);
     if (sim->lost != 0 && (sim_is_calm(sim) || sim_chance(sim, 100))) {
         lost_end(sim);
     }
@@ -304,7 +308,9 @@ static void turn(struct sim *sim)
     if (cst_core_deadline(sim->core) != CST_CORE_NEVER) {
         sim->now = cst_core_deadline(sim->core);
         sim_event(sim, (struct cst_event){.kind = CST_EV_TICK});
-    } else if (!readers_leave(sim) && !sim->ending && sim->n_jobs == 0 && everybody_is_there(sim)) {
+    } else if (readers_leave(sim) || pauses_end(sim)) {
+        return;
+    } else if (!sim->ending && sim->n_jobs == 0 && everybody_is_there(sim)) {
         sim_fail(sim, "deadlock: nobody can do anything");
     }
 }
@@ -314,6 +320,7 @@ static void turn(struct sim *sim)
 static void wind_up(struct sim *sim)
 {
     sim->ending = true;
+    (void)pauses_end(sim);
     for (uint32_t rank = 0; rank < sim->world; rank++) {
         worker_die(sim, rank);
         if (sim->workers[rank].state == WORKER_HUNG) {
@@ -368,6 +375,7 @@ void sim_run(const struct sim_options *options, struct sim_totals *totals)
     sim.options = *options;
     sim.rng = options->seed;
     sim_open(&sim);
+    pauses_open(&sim);
     totals_add_kinds(totals, &sim);
     while (sim.step < options->n_steps && !sim.failed) {
         turn(&sim);

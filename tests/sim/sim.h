@@ -189,6 +189,7 @@ struct sim_totals {
     uint64_t early;
     uint64_t versions; /* versions of the weights that were readable */
     uint64_t two_runs; /* runs with updates at the commit and two weight rows, for readers */
+    uint64_t pauses, released; /* pauses, and those in which the pools were taken away */
 };
 
 /* A simulated job with everything that belongs to it. */
@@ -259,7 +260,10 @@ struct sim {
     struct pending pending[SIM_MAX_TAGS];
     uint64_t tag;
     uint64_t now;
-    uint64_t timeout; /* ns that a request may wait; CST_CORE_NEVER: without limit */
+    uint64_t pause_rng;            /* state of the generator of pauses */
+    unsigned p_pause;              /* the chance of a pause in 1/10000 */
+    uint64_t n_pauses, n_released; /* pauses, and those in which the pools were taken away */
+    uint64_t timeout;              /* ns that a request may wait; CST_CORE_NEVER: without limit */
     /* Properties of the run, chosen by the seed. Each p_* is the chance of an event in 1/10000. */
     unsigned p_death, p_lie, p_cancel, p_copy_fail, p_reservation_fail, p_engine_death, p_down,
         p_io, p_hint, p_skip, p_nan, p_return, p_mismatch, p_fatal, p_hold, p_sleep, p_stop,
@@ -334,6 +338,8 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
 
 /* Pass @event to the core. Its actions go to engines and workers. */
 void sim_event(struct sim *sim, struct cst_event event);
+/* The request with @tag that waits; NULL: none does. 0 finds an unused entry. */
+struct pending *sim_find_pending(struct sim *sim, uint64_t tag);
 /* Pass the request @event to the core with a new tag. @pending is remembered until the reply; its
  * tag, kind and process are filled in. */
 void sim_ask(struct sim *sim, struct cst_event event, struct pending pending);
@@ -482,6 +488,17 @@ float script_lr(const struct sim *sim);
 /* The hyper-parameters that a worker sends with its step; sometimes they differ from those of the
  * other ranks. */
 struct cst_hyper script_hyper(struct sim *sim);
+
+/* pauses.c */
+/* Choose whether a run has pauses. */
+void pauses_open(struct sim *sim);
+/* Now and then begin or end a pause. */
+void pauses_turn(struct sim *sim);
+/* End the pause. False: there is none. */
+bool pauses_end(struct sim *sim);
+/* The core has processed an event, before which its statistics were @before, and its actions are
+ * not carried out yet: check what a pause promises. */
+void pauses_follow(struct sim *sim, const struct cst_core_stats *before);
 
 /* mischief.c */
 /* worker_lie sends a request that must be refused. worker_hint sends PREFETCH or EVICT.

@@ -71,4 +71,6 @@ void totals_add(struct sim_totals *totals, const struct sim *sim,
     totals->kept += sim->n_kept;
     totals->device_runs += sim->has_devices;
     totals->slow += sim->n_slow;
+    totals->pauses += sim->n_pauses;
+    totals->released += sim->n_released;
 }

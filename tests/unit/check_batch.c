@@ -199,11 +199,12 @@ START_TEST(what_is_written_is_unpacked)
             items[k].home.segment = (uint32_t)any_number();
             items[k].home.offset = any_number();
         }
-        n_bytes = cstd_batch_write(items, n, bytes);
+        n_bytes = cstd_batch_write(items, n, n % 2 == 1, bytes);
         ck_assert_uint_le(n_bytes, sizeof bytes);
         done = cistern__batch_done__unpack(NULL, n_bytes, bytes);
         ck_assert_ptr_nonnull(done);
         ck_assert_uint_eq(done->n_results, n);
+        ck_assert_int_eq(done->has_paused && done->paused, n % 2 == 1);
         for (uint32_t k = 0; k < n; k++) {
             const Cistern__ItemResult *r = done->results[k];
 

@@ -36,6 +36,7 @@ static void set_environment(const char *words)
 /* -- numbers that are found ------------------------------------------------------------------- */
 
 #define TORCHRUN "LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 RANK=5 WORLD_SIZE=8"
+#define STANDBY "CISTERN_STANDBY=1 CISTERN_FIRST_RANK=4 LOCAL_WORLD_SIZE=4 WORLD_SIZE=8"
 #define STEP "SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_NTASKS=7 SLURM_LOCALID=0 SLURM_NODEID=3 "
 
 /* An environment, what the caller has said, and what is known then. */
@@ -54,6 +55,10 @@ static const struct {
     {"LOCAL_RANK=2 LOCAL_WORLD_SIZE=3", NOTHING, {2, 3, UNKNOWN, UNKNOWN}},
     {"LOCAL_WORLD_SIZE=1", NOTHING, {0, 1, UNKNOWN, UNKNOWN}},
     {"WORLD_SIZE=1", NOTHING, {0, 1, 0, 0}},
+    /* A standby of `cistern run`, after it got its rank. */
+    {STANDBY, {1, UNKNOWN, UNKNOWN, UNKNOWN}, {1, 4, 4, 8}},
+    {STANDBY, {1, 4, UNKNOWN, UNKNOWN}, {1, 4, 4, 8}},
+    {STANDBY " LOCAL_RANK=2 RANK=6", NOTHING, {2, 4, 4, 8}},
     {"RANK=0 LOCAL_RANK=0 WORLD_SIZE=1", NOTHING, {0, 1, 0, 0}},
     {"LOCAL_WORLD_SIZE=1 RANK=3 WORLD_SIZE=8", NOTHING, {0, 1, 3, 8}},
     /* Open MPI, also in a job of Slurm, where mpirun inherits the variables of another process. */
@@ -154,6 +159,8 @@ static const struct {
     {"PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1", NOTHING,
      "PMI_SIZE is 4, but MPI_LOCALNRANKS is not set"},
     {STEP, NOTHING, "SLURM_NTASKS is 7, but SLURM_TASKS_PER_NODE is not set"},
+    {STANDBY, NOTHING, "this process is a standby (CISTERN_STANDBY), which has no rank"},
+    {"CISTERN_FIRST_RANK=x", {0, UNKNOWN, UNKNOWN, UNKNOWN}, "CISTERN_FIRST_RANK"},
     /* Contradictions. */
     {"LOCAL_RANK=4 LOCAL_WORLD_SIZE=4", NOTHING,
      "environment variables: LOCAL_RANK is 4 and LOCAL_WORLD_SIZE is 4: the ranks are 0 to 3; "

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Tests of a worker that waits, through libcistern with a simulated daemon in a thread: late
  * replies, replies out of order, calls that do not wait, and what the daemon is told. */
+#include "client/lib/shared_wait.h"
+#include "proto/shared.h"
 #include "tests/lib/fake_job.h"
 #include "tests/lib/suite.h"
 
@@ -235,17 +237,64 @@ START_TEST(test_wants)
 }
 END_TEST
 
+/* -- waits in shared memory ---------------------------------------------------------------------
+ */
+
+enum { N_PAUSED = 2 };
+
+/* Answer questions in a wait: the job is paused for the first ones. */
+static bool hook_pause(struct fake_daemon *fake, const struct cst_frame *request, void *arg)
+{
+    Cistern__ItemResult result = CISTERN__ITEM_RESULT__INIT, *results = &result;
+    Cistern__BatchDone done = CISTERN__BATCH_DONE__INIT;
+    uint32_t *n = arg;
+
+    if (request->type != CISTERN__MSG_TYPE__MSG_BATCH) {
+        return false;
+    }
+    done.n_results = 1;
+    done.results = &results;
+    done.has_paused = done.paused = ++*n <= N_PAUSED;
+    fake_daemon_reply(fake, request, CISTERN__MSG_TYPE__MSG_BATCH_DONE, &done.base, NULL, 0);
+    return true;
+}
+
+static bool never(void *arg)
+{
+    (void)arg;
+    return false;
+}
+
+/* A wait for other ranks in shared memory does not end while the daemon says that the job is
+ * paused. Its time begins again then. */
+START_TEST(test_pause)
+{
+    static struct cst_shared_head head;
+    struct cst_err err = {0};
+    uint32_t n = 0;
+
+    f.fake.hook = hook_pause;
+    f.fake.hook_arg = &n;
+    fake_job_start(&f, 2);
+    ck_assert_int_eq(cstc_shared_wait(f.job, &head, 1, never, NULL, 10, &err), CST_ETIMEDOUT);
+    ck_assert_uint_eq(n, N_PAUSED + 1);
+    fake_job_stop(&f);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("worker_waits");
     TCase *replies = suite_case(suite, "replies", NULL, NULL);
     TCase *tries = suite_case(suite, "tries", NULL, NULL);
     TCase *wants = suite_case(suite, "wants", NULL, NULL);
+    TCase *shared = suite_case(suite, "shared", NULL, NULL);
 
     tcase_add_test(replies, test_out_of_order);
     tcase_add_test(replies, test_late_ahead);
     tcase_add_test(tries, test_try);
     tcase_add_test(tries, test_try_alone);
     tcase_add_test(wants, test_wants);
+    tcase_add_test(shared, test_pause);
     return suite_run(suite);
 }

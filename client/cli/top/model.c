@@ -184,6 +184,7 @@ void cli_top_model_add(struct cli_top_model *model, const Cistern__JobInfo *info
     job->world = info->world;
     (void)snprintf(job->node_wait, sizeof job->node_wait, "%s",
                    info->node_wait != NULL ? info->node_wait : "");
+    cli_pause_words(info, job->pause, sizeof job->pause);
     job->step = info->step;
     job->step_s = info->step_seconds;
     job->has_loss = info->has_last_loss;

@@ -5,6 +5,7 @@
 #ifndef CLI_TOP_MODEL_H
 #define CLI_TOP_MODEL_H
 
+#include "client/cli/cli.h"
 #include "client/cli/top/chart.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/job_name.h"
@@ -42,6 +43,7 @@ struct cli_top_job {
     char mark;                   /* Letter of the job in bars. */
     uint32_t world;              /* Number of ranks. */
     char node_wait[160];         /* For which node it waits; "": for none. */
+    char pause[CLI_PAUSE_WORDS]; /* Since when it is paused; "": it is not. */
     uint64_t step;               /* Number of steps. */
     double step_s;               /* Time of the last step, s; 0: there was none. */
     bool has_loss;               /* A step has given a loss. */

@@ -90,14 +90,15 @@ static void draw_job_histories(struct cli_grid *grid, unsigned row, const struct
                  true);
 }
 
-/* Draw for which node a job waits. Returns the number of rows, 1 or 0. */
-static unsigned draw_node_wait(struct cli_grid *grid, unsigned row, const struct cli_top_job *job)
+/* Draw the row @name with @words, for what a job waits, if there are any. Returns the number of
+ * rows, 1 or 0. */
+static unsigned draw_wait(struct cli_grid *grid, unsigned row, const char *name, const char *words)
 {
-    if (job->node_wait[0] == '\0') {
+    if (words[0] == '\0') {
         return 0;
     }
-    (void)cli_grid_field(grid, row, 0, NAME_WIDTH - 1, false, 0, "nodes");
-    (void)cli_grid_print(grid, row, NAME_WIDTH, CLI_LOOK_YELLOW, "%s", job->node_wait);
+    (void)cli_grid_field(grid, row, 0, NAME_WIDTH - 1, false, 0, name);
+    (void)cli_grid_print(grid, row, NAME_WIDTH, CLI_LOOK_YELLOW, "%s", words);
     return 1;
 }
 
@@ -265,7 +266,7 @@ static unsigned state_look(const struct cli_top_job *job)
             return CLI_LOOK_RED;
         }
     }
-    if (is_stopped(job)) {
+    if (is_stopped(job) || strcmp(job->state, "paused") == 0) {
         return CLI_LOOK_YELLOW;
     }
     return strcmp(job->state, "training") == 0 ? CLI_LOOK_GREEN : 0;
@@ -302,7 +303,8 @@ static void draw_main(struct cli_grid *grid, const struct cli_top_model *model,
     if (chosen < model->n_jobs && grid->rows > row + 5) {
         draw_job_histories(grid, row, model->jobs[chosen]);
         row += 2;
-        row += draw_node_wait(grid, row, model->jobs[chosen]);
+        row += draw_wait(grid, row, "nodes", model->jobs[chosen]->node_wait);
+        row += draw_wait(grid, row, "pause", model->jobs[chosen]->pause);
     }
     if (model->n_samples > 0 && model->n_jobs == 0) {
         (void)cli_grid_print(grid, row + 1, 0, 0, "no jobs");

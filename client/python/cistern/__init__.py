@@ -45,6 +45,7 @@ from cistern.errors import (
     CstError,
     DaemonGone,
     DeviceLost,
+    JobEnded,
     Mismatch,
     PoolTooSmall,
     StaleVersion,
@@ -58,11 +59,14 @@ from cistern.results import (
     HyperParams,
     LoadModelResult,
     LoadResult,
+    PauseResult,
     Plan,
     PlanClass,
     RankStat,
+    ResumeResult,
     StepResult,
 )
+from cistern.standbys import standby
 from cistern.units import Unit
 from cistern.versions import Version
 
@@ -87,6 +91,7 @@ __all__ = [
     "HyperParams",
     "Io",
     "Job",
+    "JobEnded",
     "LoadModelResult",
     "LoadResult",
     "Masters",
@@ -95,6 +100,7 @@ __all__ = [
     "Optimizer",
     "Overlap",
     "Pattern",
+    "PauseResult",
     "Plan",
     "PlanClass",
     "PoolTooSmall",
@@ -102,6 +108,7 @@ __all__ = [
     "Reader",
     "ReaderTensor",
     "Reason",
+    "ResumeResult",
     "Rounding",
     "SaveResult",
     "Slot",
@@ -119,4 +126,5 @@ __all__ = [
     "adopt",
     "checkpoints",
     "reader",
+    "standby",
 ]

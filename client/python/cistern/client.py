@@ -6,14 +6,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from ctypes import byref, c_char_p, c_uint64, c_void_p, cast, create_string_buffer
+from ctypes import byref, c_char_p, c_uint32, c_uint64, c_void_p, cast, create_string_buffer
 from types import TracebackType
 from typing import Any, TypeVar, final
 
 from cistern import _library, checks
-from cistern._abi import BegunCallback, Status, cst_err, cst_save_result, cst_save_spec
+from cistern._abi import (
+    BegunCallback,
+    Status,
+    cst_err,
+    cst_pause_result,
+    cst_resume_result,
+    cst_save_result,
+    cst_save_spec,
+)
 from cistern.checkpoint import SaveResult
-from cistern.errors import CstError, error_of
+from cistern.errors import CstError, JobEnded, error_of
+from cistern.results import PauseResult, ResumeResult
 
 Result = TypeVar("Result")
 
@@ -189,6 +198,31 @@ class Client:
         """
         self._call("cst_job_remove", _library.text("name", name))
 
+    def pause(self, name: str, *, release_pools: bool = False) -> PauseResult:
+        """Let the workers of the job ``name`` wait when the step under way is over.
+
+        Waits until that step is committed and its updates are over. The job stays paused until
+        ``resume``, whoever ends meanwhile; it can be read, saved and removed. ``release_pools`` gives
+        the memory of its pools back, which other jobs can use then.
+
+        Raises CstError: ENOTFOUND, EINVAL (not committed yet, failed, or the job of this
+        client), EBUSY (being reshaped or resumed), EUNSUPPORTED (ranks on several nodes; ``release_pools`` of a job that uses a GPU),
+        ECANCELLED (resumed or removed meanwhile).
+        """
+        result, release = cst_pause_result(), checks.flag("release_pools", release_pools)
+        self._call("cst_job_pause", _library.text("name", name), release, byref(result))
+        return PauseResult(**_library.fields(result))
+
+    def resume(self, name: str) -> ResumeResult:
+        """Let the job ``name``, which is paused, go on.
+
+        Raises CstError: ENOTFOUND, EINVAL (it is not paused), EBUDGET (others use the memory of its
+        pools: the job stays paused), ENOMEM, EBUSY.
+        """
+        result = cst_resume_result()
+        self._call("cst_job_resume", _library.text("name", name), byref(result))
+        return ResumeResult(**_library.fields(result))
+
     def job_waits(self, name: str) -> str:
         """Return for which ranks the others of the job ``name`` wait; "" if there are none.
 
@@ -197,6 +231,33 @@ class Client:
         words = create_string_buffer(4096)
         self._call("cst_job_waits", _library.text("name", name), words, len(words))
         return words.value.decode(errors="replace")
+
+    def standby(self, name: str, *, hold_s: float = 60.0) -> int:
+        """Wait until a rank of the job ``name`` on this node has died, and return its number.
+
+        The job need not exist yet. The rank is kept for ``hold_s`` seconds, at most 600, or until
+        this client is closed: open the job as that rank until then, with this client or another one
+        of this process, or else the next standby gets it. If the daemon is restarted, the call goes
+        on with its next process. ``cistern.standby`` does this for programs that `cistern run`
+        starts.
+
+        Raises JobEnded if all ranks leave or the job is removed, CstError: EINVAL, EBUSY (a call is
+        pending), ENOCREDIT, DaemonGone if there is no daemon for 60 s.
+        """
+        text, rank = _library.text("name", name), c_uint32()
+        hold_ms = int(1000 * checks.number("hold_s", hold_s, 0.001, 600.001))
+
+        def attempt(err: cst_err) -> int:
+            return int(
+                self._lib.cst_try_standby(self.handle, text, max(hold_ms, 1), byref(rank), err)
+            )
+
+        try:
+            return self.wait(attempt, lambda: rank.value)
+        except CstError as error:
+            if error.status is Status.ECANCELLED:
+                raise JobEnded(error.status, error.text, error.reason) from None
+            raise
 
     def save(
         self,

@@ -47,6 +47,10 @@ class DeviceLost(CstError):
     """An engine of the daemon, a device or states on it are lost."""
 
 
+class JobEnded(CstError):
+    """The job for which a standby has waited is over: all ranks have left, or it was removed."""
+
+
 class StaleVersion(CstError):
     """A later step has overwritten weights of the version of ``step``, which a reader holds."""
 

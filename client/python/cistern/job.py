@@ -47,6 +47,7 @@ from cistern.results import (
     RankStat,
     StepResult,
 )
+from cistern.standbys import has_opened
 from cistern.states import States
 from cistern.units import Units
 from cistern.waiting import MEETING_SECONDS, STEP_SECONDS
@@ -120,6 +121,7 @@ class Job(Edges, States, Units):
         _library.check(status, err)
         self._handle = handle.value
         self.client.on_close(self._forget)
+        has_opened()
 
     def _forget(self) -> None:
         """Let go of what the client has freed, and of the GPU."""

@@ -32,6 +32,26 @@ class StepResult(NamedTuple):
     overflow: bool  #: The norm was NaN, infinite or too large, with early updates, too.
 
 
+class PauseResult(NamedTuple):
+    """What ``Client.pause`` has done."""
+
+    step: int  #: Number of committed steps.
+    wait_s: float  #: Time from the request until no step was under way.
+    update_s: float  #: Time from then until all updates were over.
+    release_s: float  #: Time from the end of the step until others could use the pools' memory.
+    released_bytes: int  #: Memory of the pools that was given back; 0: none.
+    already: bool  #: The job was paused before, and nothing has changed.
+
+
+class ResumeResult(NamedTuple):
+    """What ``Client.resume`` has done."""
+
+    step: int  #: Number of committed steps.
+    paused_s: float  #: Time for which the job was paused.
+    resume_s: float  #: Time that the resume took.
+    pool_bytes: int  #: Memory that was taken for the pools; 0: they were there.
+
+
 class PlanClass(NamedTuple):
     """The chunks of one capacity."""
 

@@ -24,11 +24,13 @@ from cistern.errors import (
     CstError,
     DaemonGone,
     DeviceLost,
+    JobEnded,
     Mismatch,
     PoolTooSmall,
     StaleVersion,
     StepVoid,
 )
+from cistern.standbys import standby
 from cistern.torch import aliases, clip, owners, parameter, storage
 from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
@@ -42,6 +44,7 @@ __all__ = [
     "DaemonGone",
     "DeviceLost",
     "Forecast",
+    "JobEnded",
     "Mismatch",
     "Optimizer",
     "PoolTooSmall",
@@ -55,6 +58,7 @@ __all__ = [
     "plan",
     "reader",
     "save_on_cpu",
+    "standby",
 ]
 
 storage.self_test()

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+from torch import distributed as dist
 from torch import nn
 
 from cistern import checks, launch
@@ -169,6 +170,20 @@ def ranks(rank: int | None, world: int | None, options: JobFile) -> dict[str, in
         "first_rank": first(found.first_rank, options.integer("first_rank"), 0),
         "all_ranks": first(found.all_ranks, options.integer("all_ranks"), 0),
     }
+
+
+def check_standby(rank: int | None) -> None:
+    """Check that this process, which is a standby, can take any rank. ValueError: it cannot."""
+    if rank is not None:
+        raise ValueError(
+            f"cistern: rank is {rank}, but this process is a standby (CISTERN_STANDBY), which has no rank yet:"
+            " leave rank out, or give what cistern.torch.standby(job) returns"
+        )
+    if dist.is_available() and dist.is_initialized():
+        raise ValueError(
+            "cistern: a standby cannot join ranks that torch connects (torch.distributed): start these anew"
+            " when one dies (torchrun --max-restarts), or use a model that needs no process group"
+        )
 
 
 def check_dispatched(numbers: Mapping[str, int], block_ranks: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import nn
 
-from cistern import checks
+from cistern import checks, standbys
 from cistern._abi import Masters, Moments, Overlap, Status, Unused
 from cistern._abi import Optimizer as Rule
 from cistern.calls import Path
@@ -21,7 +22,7 @@ from cistern.torch import adapters, arguments, parts, stages, weights
 from cistern.torch.advice import advice
 from cistern.torch.arguments import first
 from cistern.torch.declaration import GroupOf, IsMatrix, IsTrainable, declare
-from cistern.torch.device import name_of
+from cistern.torch.device import name_of, take_gpu
 from cistern.torch.origin import Origin, open_job
 from cistern.torch.sizes import in_bytes
 from cistern.torch.store import Store
@@ -85,6 +86,9 @@ def attach(
       options in it are the program's own business.
     - ``rank``, ``world``: among the ranks on this machine; by default what torchrun, srun or mpirun say,
       or else 0 and 1. A job can have ranks on several machines: the launcher says which ones.
+      In a standby (``cistern run --standby``), this function waits until a rank of the job has died, and
+      takes its number, which is ``Store.job.rank`` then. What comes before, such as the model, must not
+      depend on it: ``standby`` tells the number earlier.
     - ``device``: where the pool is, such as "cuda" or "cpu"; by default the current GPU of torch, or
       the host if torch has none. Parameters and buffers move there; inputs are the caller's.
     - ``pool``: memory for weights and gradients in use, in bytes or as "6G", or a percentage of
@@ -157,9 +161,12 @@ def attach(
     if part is not None:
         model, device = part.model, device or part.device
     arguments.refuse(options, part)
-    numbers = arguments.ranks(rank, world, options)
-    rank, world = numbers["rank"], numbers["world"]
     name = arguments.job_name(job, options)
+    waits = standbys.is_standby()
+    if waits:
+        arguments.check_standby(rank)
+    numbers = arguments.ranks(0 if waits else rank, world, options)
+    rank, world = numbers["rank"], numbers["world"]
     try:
         if isinstance(model, list | tuple):
             model = stages.joined(model)
@@ -188,30 +195,34 @@ def attach(
     n_block_ranks = first(block_ranks, options.integer("block_ranks"), 0)
     if is_dispatched:
         arguments.check_dispatched(numbers, n_block_ranks)
-    opened = open_job(
-        name,
-        socket=first(socket, options.text("socket"), None),
-        **numbers,
-        versions=first(versions, options.integer("versions"), 0),
-        copies=first(copies, options.integer("copies"), 0),
-        block_ranks=n_block_ranks,
-        device=name_of(first(device, options.text("device"), None)),
-        pool_bytes=in_bytes("pool", size, weights.bytes_in_pool(model)),
-        disk=arguments.directories(first(disk, options.text("disk"), None)),
-        disk_bytes=in_bytes("disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))),
-        durable=keeps,
-        chunk_elems=first(chunk_elems, options.integer("chunk"), 0),
-        timeout_ms=timeout_ms,
-        ttl_s=ttl_s,
-        reshape=first(reshape, options.boolean("reshape"), False),
-        plan_file=first(plan_file, options.text("plan"), None),
-        micro_batches=n_micro_batches,
-        base=first(base, options.text("base"), None),
-        optimizer=checks.member(Rule, "optimizer", rule),
-        **kinds,
-        model_config=arguments.model_config(model),
-        adapter_config=adapters.config_text(model),
-    )
+    socket = first(socket, options.text("socket"), None)
+    device = first(device, options.text("device"), None)
+    chosen: dict[str, Any] = {
+        "versions": first(versions, options.integer("versions"), 0),
+        "copies": first(copies, options.integer("copies"), 0),
+        "block_ranks": n_block_ranks,
+        "pool_bytes": in_bytes("pool", size, weights.bytes_in_pool(model)),
+        "disk": arguments.directories(first(disk, options.text("disk"), None)),
+        "disk_bytes": in_bytes(
+            "disk_bytes", arguments.size(disk_bytes, options.text("disk_bytes"))
+        ),
+        "durable": keeps,
+        "chunk_elems": first(chunk_elems, options.integer("chunk"), 0),
+        "timeout_ms": timeout_ms,
+        "ttl_s": ttl_s,
+        "reshape": first(reshape, options.boolean("reshape"), False),
+        "plan_file": first(plan_file, options.text("plan"), None),
+        "micro_batches": n_micro_batches,
+        "base": first(base, options.text("base"), None),
+        "optimizer": checks.member(Rule, "optimizer", rule),
+        "model_config": arguments.model_config(model),
+        "adapter_config": adapters.config_text(model),
+    }
+    if waits:  # Nothing that takes time comes after this.
+        numbers = arguments.ranks(standbys.standby(name, socket=socket), world, options)
+        rank = numbers["rank"]
+        take_gpu(device, rank)
+    opened = open_job(name, socket=socket, device=name_of(device), **numbers, **kinds, **chosen)
     is_new = not opened.initialised
     try:
         with advice(name):
@@ -224,7 +235,7 @@ def attach(
         if part is not None:
             store.takes_parts_of(part)
         if not is_new:
-            origin.check_kept(opened, warns=rank == 0)
+            origin.check_kept(opened, warns=rank == 0 and not waits)
         elif rank == 0:
             origin.warn_of_missing_buffers()
         if is_new and joined is not None and load is None and origin.resume is None:

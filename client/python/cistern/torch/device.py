@@ -110,6 +110,15 @@ def name_of(device: str | torch.device | None) -> str:
     return f"GPU-{properties.uuid}"
 
 
+def take_gpu(device: str | torch.device | None, rank: int) -> None:
+    """Let torch's current GPU be that of a standby which has become ``rank`` of its node, if ``device`` is none.
+
+    It is the one that programs choose by LOCAL_RANK, which a standby does not know when it starts.
+    """
+    if torch.cuda.is_available() and (device is None or str(device) == "cuda"):
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
 def device_of(job: Job) -> Device:
     """Return the device of a job that is opened and not committed."""
     on_host = job.device == "host" or job.device.startswith("paced")
