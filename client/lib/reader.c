@@ -37,6 +37,7 @@ struct mapping {
 
 struct cst_reader {
     struct cst_client *client;
+    char *model_config, *adapter_config; /* NULL: the job has none. */
     uint32_t n_tensors, n_segments, versions;
     struct tensor *tensors;
     struct mapping *segments;
@@ -44,11 +45,19 @@ struct cst_reader {
 
 /* -- opening ---------------------------------------------------------------------------------- */
 
+/* Copy @text, which can be NULL, to *out. False: no memory. */
+static bool copy_text(const char *text, char **out)
+{
+    *out = text != NULL ? strdup(text) : NULL;
+    return text == NULL || *out != NULL;
+}
+
 static int open_job(struct cst_reader *reader, const char *job, struct cst_err *err)
 {
     Cistern__JobName msg = CISTERN__JOB_NAME__INIT;
     const Cistern__ReaderOpened *opened;
     struct cstc_call call = {0};
+    bool copied;
     int rc;
 
     msg.name = (char *)(uintptr_t)job;
@@ -62,12 +71,14 @@ static int open_job(struct cst_reader *reader, const char *job, struct cst_err *
     reader->n_segments = opened->n_arenas;
     reader->n_tensors = opened->n_tensors;
     reader->versions = opened->versions;
+    copied = copy_text(opened->model_config, &reader->model_config) &&
+             copy_text(opened->adapter_config, &reader->adapter_config);
     cstc_call_reset(&call);
     reader->tensors =
         calloc(reader->n_tensors > 0 ? reader->n_tensors : 1, sizeof *reader->tensors);
     reader->segments =
         calloc(reader->n_segments > 0 ? reader->n_segments : 1, sizeof *reader->segments);
-    return reader->tensors != NULL && reader->segments != NULL
+    return copied && reader->tensors != NULL && reader->segments != NULL
                ? CST_OK
                : cst_err_set(err, CST_ENOMEM, "no memory for %" PRIu32 " tensors",
                              reader->n_tensors);
@@ -77,10 +88,13 @@ static int open_job(struct cst_reader *reader, const char *job, struct cst_err *
 static int take_tensor(struct tensor *t, const Cistern__TensorInfo *info, struct cst_err *err)
 {
     int64_t *shape = malloc((info->n_shape > 0 ? info->n_shape : 1) * sizeof *shape);
+    char *file_name = NULL;
+    const bool copied = copy_text(info->file_name, &file_name);
 
     t->info.name = strdup(info->name);
+    t->info.file_name = file_name;
     t->info.shape = shape;
-    if (shape == NULL || t->info.name == NULL) {
+    if (shape == NULL || t->info.name == NULL || !copied) {
         return cst_err_set(err, CST_ENOMEM, "no memory for a tensor");
     }
     memcpy(shape, info->shape, info->n_shape * sizeof *shape);
@@ -235,8 +249,11 @@ void cst_reader_close(struct cst_reader *reader)
     }
     for (uint32_t i = 0; reader->tensors != NULL && i < reader->n_tensors; i++) {
         free((void *)(uintptr_t)reader->tensors[i].info.name);
+        free((void *)(uintptr_t)reader->tensors[i].info.file_name);
         free((void *)(uintptr_t)reader->tensors[i].info.shape);
     }
+    free(reader->model_config);
+    free(reader->adapter_config);
     free(reader->segments);
     free(reader->tensors);
     free(reader);
@@ -262,6 +279,16 @@ int cst_reader_find(const struct cst_reader *reader, const char *name)
 const struct cst_reader_tensor *cst_reader_tensor(const struct cst_reader *reader, uint32_t tensor)
 {
     return &reader->tensors[tensor].info;
+}
+
+const char *cst_reader_model_config(const struct cst_reader *reader)
+{
+    return reader->model_config;
+}
+
+const char *cst_reader_adapter_config(const struct cst_reader *reader)
+{
+    return reader->adapter_config;
 }
 
 uint32_t cst_reader_versions(const struct cst_reader *reader)

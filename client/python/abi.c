@@ -12,6 +12,7 @@
 #include "cistern/cistern.h"
 #include "cistern/cuda.h"
 #include "cistern/device.h"
+#include "cistern/reader.h"
 #include "proto/job_options.h"
 #include "proto/optimizers.h"
 #include "config.h"
@@ -81,13 +82,20 @@
     F(s, step) F(s, paused_s) F(s, resume_s) F(s, pool_bytes)
 #define FIELDS_cst_launch(F, A, N, s) \
     F(s, rank) F(s, world) F(s, first_rank) F(s, all_ranks)
+#define FIELDS_cst_reader_tensor(F, A, N, s) \
+    F(s, name) F(s, file_name) F(s, shape) F(s, n_dims) F(s, dtype) F(s, frozen) F(s, bytes)
+#define FIELDS_cst_reader_version(F, A, N, s) \
+    F(s, step) F(s, number) F(s, row) F(s, pad)
+#define FIELDS_cst_reader_wish(F, A, N, s) \
+    F(s, any) F(s, after) F(s, keep)
 /* A struct comes after those that it contains. */
 #define STRUCTS(X) \
     X(cst_err) X(cst_tensor_spec) X(cst_operator_cost) X(cst_plan_class) \
     X(cst_plan) X(cst_io) X(cst_hyper_params) X(cst_param_group) X(cst_step_result) \
     X(cst_rank_stat) X(cst_save_spec) X(cst_save_result) X(cst_load_result) X(cst_load_model_spec) X(cst_load_model_result) \
     X(cst_checkpoint) X(cst_adopt_result) X(cst_edge_spec) X(cst_unit) X(cst_launch) \
-    X(cst_pause_result) X(cst_resume_result)
+    X(cst_pause_result) X(cst_resume_result) \
+    X(cst_reader_tensor) X(cst_reader_version) X(cst_reader_wish)
 /* clang-format on */
 
 /* The ctypes name of the type of an expression. A type without a name here does not compile. */
@@ -483,6 +491,21 @@ static void print_beta2(void)
     X(int, cst_adopt, const char *const *, uint32_t, const char *, struct cst_adopt_result *,      \
       struct cst_err *)                                                                            \
     X(int, cst_checkpoints, const char *, bool, struct cst_checkpoint **, uint32_t *,              \
+      struct cst_err *)                                                                            \
+    X(int, cst_reader_open, struct cst_reader **, const char *, const char *, struct cst_err *)    \
+    X(void, cst_reader_close, struct cst_reader *)                                                 \
+    X(uint32_t, cst_reader_count, const struct cst_reader *)                                       \
+    X(const struct cst_reader_tensor *, cst_reader_tensor, const struct cst_reader *, uint32_t)    \
+    X(const char *, cst_reader_model_config, const struct cst_reader *)                            \
+    X(const char *, cst_reader_adapter_config, const struct cst_reader *)                          \
+    X(uint32_t, cst_reader_versions, const struct cst_reader *)                                    \
+    X(int, cst_reader_next, struct cst_reader *, const struct cst_reader_wish *, int,              \
+      struct cst_reader_version *, struct cst_err *)                                               \
+    X(const void *, cst_reader_weights, const struct cst_reader *,                                 \
+      const struct cst_reader_version *, uint32_t)                                                 \
+    X(int, cst_reader_check, struct cst_reader *, const struct cst_reader_version *,               \
+      struct cst_err *)                                                                            \
+    X(int, cst_reader_release, struct cst_reader *, const struct cst_reader_version *,             \
       struct cst_err *)
 #define CUDA_FUNCTIONS(X)                                                                          \
     X(int, cst_cuda_open, struct cst_cuda **, struct cst_job *, void *, struct cst_err *)          \

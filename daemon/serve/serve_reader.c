@@ -65,6 +65,8 @@ void cstd_serve_reader_open(struct cstd_session *session, uint64_t id, void *bod
     reply.n_arenas = job->memory.n_arenas;
     reply.n_tensors = job->model.n_tensors;
     reply.versions = cst_layout_job_states(&job->spec).two_weights ? 2 : 1;
+    reply.model_config = (char *)(uintptr_t)job->spec.model.model_config;
+    reply.adapter_config = (char *)(uintptr_t)job->spec.model.adapter_config;
     cstd_session_reply(session, id, CISTERN__MSG_TYPE__MSG_READER_OPENED, &reply.base, NULL, 0);
 }
 

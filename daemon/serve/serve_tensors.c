@@ -51,6 +51,20 @@ static void fill_places(const struct cstd_job *job, const struct cst_layout_tens
     out->weight_offset = places->offset;
 }
 
+/* What model files of other programs call @t. NULL: they do not have it as it is. */
+static char *file_name(const struct cst_layout_tensor *t)
+{
+    const struct cst_layout_external *external = t->external;
+
+    if (t->box != NULL) {
+        return NULL;
+    }
+    if (external == NULL) {
+        return t->name;
+    }
+    return external->n == 1 && !external->transposed ? external->names[0] : NULL;
+}
+
 static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, struct places *places,
                  Cistern__TensorInfo *out)
 {
@@ -60,6 +74,7 @@ static void fill(const struct cstd_job *job, struct cst_layout_tensor *t, struct
 
     cistern__tensor_info__init(out);
     out->name = t->name;
+    out->file_name = file_name(t);
     out->n_shape = t->n_dims;
     out->shape = t->shape;
     out->dtype = (char *)(uintptr_t)cst_dtype_name(t->dtype);

@@ -46,6 +46,10 @@ struct cst_reader; /* A connection that reads the weights of a job. */
 /* A tensor of the job. Everything belongs to the reader. */
 struct cst_reader_tensor {
     const char *name; /* As the job has declared it. */
+    /* What model files of other programs call it, such as adapter_model.safetensors. NULL: they do
+     * not have it as it is: it is a part of a larger tensor, it has parts of several, or they have
+     * it transposed. */
+    const char *file_name;
     const int64_t *shape;
     uint32_t n_dims;
     enum cst_dtype dtype; /* Type of its weights. */
@@ -89,6 +93,11 @@ int cst_reader_find(const struct cst_reader *reader, const char *name);
 
 /* Return tensor @tensor, which is less than cst_reader_count. */
 const struct cst_reader_tensor *cst_reader_tensor(const struct cst_reader *reader, uint32_t tensor);
+
+/* Return the contents of config.json or of adapter_config.json, as the job was opened with (struct
+ * cst_job_model). NULL: the job has none. */
+const char *cst_reader_model_config(const struct cst_reader *reader);
+const char *cst_reader_adapter_config(const struct cst_reader *reader);
 
 /* Return the number of versions that can be read at once, 1 or 2. */
 uint32_t cst_reader_versions(const struct cst_reader *reader);

@@ -29,6 +29,7 @@ run() {
     run) (cd "$tmp" && ln -sf "$(type -P true)" nothing && "$1" nothing) ;;
     schedules) ! has_torch || "$1" --json "$tmp/rows" ;;
     attach) ! has_torch || "$1" --layers 1 --pool 8M ;;
+    handover) ! has_torch || "$1" --layers 1 ;;
     peers/run) ! has_torch || PEERS_PYTHON=$CISTERN_PYTHON "$1" --params 65536 --rounds 1 --rivals '' --json "$tmp/rows" ;;
     peers/train)
         ! has_torch || PEERS_PYTHON=$CISTERN_PYTHON "$1" --layers 12 --width 64 --length 16 --steps 1 --rounds 1 --rivals fsdp --json "$tmp/rows"

@@ -7,10 +7,10 @@
 declare -rA torch_files=(
     [models]="aliases architectures arguments backward_passes between_units changes compile config containers differences disk exceptions
         fsdp_models gradients hf_states interruptions messages models modules muon nested optimizer optimizer_states origin peft planner
-        ranks schedules store unused ways_out"
+        ranks readers schedules store unused ways_out"
     [nodes]="several_nodes"
     [pipelines]="parallel_passes parallel_proxy parallel_refusals parallel_schedules parallel_stages parallel_store parallel_threads parallelize"
-    [processes]="blocks closing dispatch dispatch_batches dispatch_faults ending example hf matrix"
+    [processes]="blocks closing dispatch dispatch_batches dispatch_faults ending example hf matrix reader_loops"
     [standby]="standby"
     [tensors]="packed_parts parallel_kinds parallel_linear parallel_memory parallel_models parallel_sequences parallel_tensor parallel_turns
         parts parts_of_models products"

@@ -42,6 +42,7 @@ UNUSED = {
     "cst_next",
     "cst_op_begin",
     "cst_operator",
+    "cst_reader_find",
     "cst_save",
     "cst_standby",
     "cst_status_name",

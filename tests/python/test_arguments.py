@@ -85,6 +85,7 @@ JOB: dict[str, list[Wrong]] = {
     "adapter_config": path("adapter_config"),
     "reshape": flag("reshape"),
     "unused": member("unused", "zero, skip"),
+    "versions": integer("versions", 32),
 }
 
 SAVE: dict[str, list[Wrong]] = {

@@ -48,10 +48,13 @@ from cistern.errors import (
     JobEnded,
     Mismatch,
     PoolTooSmall,
+    StaleVersion,
     StepVoid,
 )
 from cistern.job import Job
+from cistern.mapping import ReaderTensor
 from cistern.memory import Io
+from cistern.readers import Reader, reader
 from cistern.results import (
     HyperParams,
     LoadModelResult,
@@ -65,6 +68,7 @@ from cistern.results import (
 )
 from cistern.standbys import standby
 from cistern.units import Unit
+from cistern.versions import Version
 
 __all__ = [
     "ALL_RANKS",
@@ -101,11 +105,14 @@ __all__ = [
     "PlanClass",
     "PoolTooSmall",
     "RankStat",
+    "Reader",
+    "ReaderTensor",
     "Reason",
     "ResumeResult",
     "Rounding",
     "SaveResult",
     "Slot",
+    "StaleVersion",
     "State",
     "Status",
     "StepResult",
@@ -114,8 +121,10 @@ __all__ = [
     "Unit",
     "UnitKind",
     "Unused",
+    "Version",
     "__version__",
     "adopt",
     "checkpoints",
+    "reader",
     "standby",
 ]

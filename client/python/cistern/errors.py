@@ -51,6 +51,21 @@ class JobEnded(CstError):
     """The job for which a standby has waited is over: all ranks have left, or it was removed."""
 
 
+class StaleVersion(CstError):
+    """A later step has overwritten weights of the version of ``step``, which a reader holds."""
+
+    def __init__(
+        self, status: Status, text: str, reason: Reason = Reason.NONE, step: int = 0
+    ) -> None:
+        super().__init__(status, text, reason)
+        self.args = (status, text, reason, step)
+        self.step = step
+
+    def with_text(self, text: str) -> StaleVersion:
+        """Return the same error with another text."""
+        return StaleVersion(self.status, text, self.reason, self.step)
+
+
 _CLASSES: dict[Status, type[CstError]] = {
     Status.EPEERDIED: StepVoid,
     Status.ESTALE: StepVoid,

@@ -153,6 +153,10 @@ ATTACH: dict[str, list[Wrong]] = {
         (-1, ValueError, "chunk_elems is -1: an integer from 0 to"),
         (2**40, ct.CstError, "chunk_elems 1099511627776 is not a number from 1 to"),
     ],
+    "versions": [
+        ("2", TypeError, "versions is '2', of"),
+        (3, ct.CstError, "versions 3 is not a number from 1 to 2|versions is 3"),
+    ],
     "copies": [
         ("2", TypeError, "copies is '2', of"),
         (-1, ValueError, "copies is -1: an integer from 0 to 4294967295"),

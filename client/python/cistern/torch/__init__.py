@@ -27,6 +27,7 @@ from cistern.errors import (
     JobEnded,
     Mismatch,
     PoolTooSmall,
+    StaleVersion,
     StepVoid,
 )
 from cistern.standbys import standby
@@ -34,6 +35,7 @@ from cistern.torch import aliases, clip, owners, parameter, storage
 from cistern.torch.attachment import attach
 from cistern.torch.optimizer import Optimizer
 from cistern.torch.planner import Forecast, describe, plan
+from cistern.torch.readers import Reader, Version, reader
 from cistern.torch.saved import save_on_cpu
 from cistern.torch.store import Store
 
@@ -46,11 +48,15 @@ __all__ = [
     "Mismatch",
     "Optimizer",
     "PoolTooSmall",
+    "Reader",
+    "StaleVersion",
     "StepVoid",
     "Store",
+    "Version",
     "attach",
     "describe",
     "plan",
+    "reader",
     "save_on_cpu",
     "standby",
 ]

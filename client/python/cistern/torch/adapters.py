@@ -23,7 +23,12 @@ def is_peft(model: nn.Module) -> bool:
 
 def name_in_job(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
     """Return what the job calls the parameter ``name``."""
-    if parameter.requires_grad or not is_peft(model):
+    return name if parameter.requires_grad else frozen_name(model, name)
+
+
+def frozen_name(model: nn.Module, name: str) -> str:
+    """Return what the job calls the parameter ``name`` if it is frozen."""
+    if not is_peft(model):
         return name
     plain = name.removeprefix("base_model.").removeprefix("model." if _is_wrapped(model) else "")
     return plain.replace(".base_layer.", ".").replace(".original_module.", ".")

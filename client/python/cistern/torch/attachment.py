@@ -60,6 +60,7 @@ def attach(
     resume: Path | None = None,
     reshape: bool | None = None,
     chunk_elems: int | None = None,
+    versions: int | None = None,
     copies: int | None = None,
     block_ranks: int | None = None,
     timeout_ms: int = 0,
@@ -135,6 +136,9 @@ def attach(
     - ``reshape``: if the job exists and no process uses it, open it in place with the number of ranks,
       the pool and other options that this call gives. Its states stay in the daemon, and its
       parameters have the types that they had.
+    - ``versions``: how many versions of the weights readers can have at once, 1 or 2. With 2, a version
+      lasts until the step after the next one, and takes 2 more bytes for each element. By default 1, and
+      2 with early or delayed updates.
     - ``copies``, ``block_ranks``: of a job on several machines, how many of them have the states of each
       chunk, by default 1; and how many ranks add their gradients first, by default all of a machine, so
       that 1 gives the same bits however many ranks a machine has.
@@ -194,6 +198,7 @@ def attach(
     socket = first(socket, options.text("socket"), None)
     device = first(device, options.text("device"), None)
     chosen: dict[str, Any] = {
+        "versions": first(versions, options.integer("versions"), 0),
         "copies": first(copies, options.integer("copies"), 0),
         "block_ranks": n_block_ranks,
         "pool_bytes": in_bytes("pool", size, weights.bytes_in_pool(model)),
