@@ -310,7 +310,7 @@ const void *cst_reader_weights(const struct cst_reader *reader,
 /* Return @rc. If the connection has ended, say what that means for a reader. */
 static int ended(int rc, struct cst_err *err)
 {
-    return rc == CST_ECONN
+    return rc == CST_ECONN || rc == CST_EDRAINING
                ? cst_err_prefix(err, "the daemon has ended, and with it all versions that were "
                                      "held: open the reader again")
                : rc;

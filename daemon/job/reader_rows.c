@@ -8,7 +8,6 @@ void cstd_readers_version(struct cstd_job *job, uint32_t row, uint64_t step)
 {
     job->readers.rows[row].readable = true;
     job->readers.rows[row].step = step;
-    job->readers.news = true;
 }
 
 /* @reader loses what it holds in @row. */

@@ -84,11 +84,14 @@ static void grant(struct cstd_reader *reader)
     Cistern__ReaderVersion reply = CISTERN__READER_VERSION__INIT;
     struct cstd_job *job = reader->job;
     struct cstd_reader_hold *hold = find_hold(reader, 0);
+    struct cstd_pending *request = reader->next;
     int row = find_version(reader);
 
     if (row < 0) {
         return;
     }
+    reader->next = NULL; /* The event of the core, below, looks at readers that wait. */
+    request->on_close = NULL;
     *hold = (struct cstd_reader_hold){.number = ++reader->last,
                                       .step = job->readers.rows[row].step,
                                       .row = (uint32_t)row,
@@ -99,8 +102,24 @@ static void grant(struct cstd_reader *reader)
     reply.version = hold->number;
     reply.step = hold->step;
     reply.row = hold->row;
-    cstd_session_answer(job->daemon, reader->next, CISTERN__MSG_TYPE__MSG_READER_VERSION,
-                        &reply.base, NULL, 0);
+    cstd_session_answer(job->daemon, request, CISTERN__MSG_TYPE__MSG_READER_VERSION, &reply.base,
+                        NULL, 0);
+}
+
+/* Answer @reader, which waits, if there is a version for it, or will be none any more. */
+static void look(struct cstd_reader *reader)
+{
+    struct cstd_job *job = reader->job;
+    struct cst_err why;
+
+    grant(reader);
+    if (reader->next != NULL && job->core != NULL && cst_core_has_failed(job->core)) {
+        (void)cst_err_set(&why, CST_ELOST,
+                          "job '%s' has failed: no version of its weights will follow (cistern job "
+                          "%s)",
+                          job->name, job->name);
+        cstd_session_fail(job->daemon, reader->next, &why);
+    }
 }
 
 int cstd_readers_next(struct cstd_reader *reader, struct cstd_pending *request, bool has_after,
@@ -120,7 +139,7 @@ int cstd_readers_next(struct cstd_reader *reader, struct cstd_pending *request, 
     reader->keep = keep;
     request->reader = reader;
     request->on_close = on_close;
-    grant(reader);
+    look(reader);
     return CST_OK;
 }
 
@@ -177,14 +196,10 @@ void cstd_readers_look(struct cstd_job *job)
 {
     struct cstd_reader *reader, *following;
 
-    if (!job->readers.news) {
-        return;
-    }
-    job->readers.news = false;
     for (reader = TAILQ_FIRST(&job->readers.list); reader != NULL; reader = following) {
         following = TAILQ_NEXT(reader, link);
         if (reader->next != NULL) {
-            grant(reader);
+            look(reader);
         }
     }
 }

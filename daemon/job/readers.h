@@ -49,7 +49,6 @@ struct cstd_readers {
         bool readable;
         uint64_t step;
     } rows[CSTD_READER_ROWS];
-    bool news;       /* A version became readable since cstd_readers_look. */
     uint64_t n_lost; /* Versions that readers have lost. */
 };
 
@@ -75,8 +74,8 @@ int cstd_readers_release(struct cstd_reader *reader, uint64_t number, struct cst
 void cstd_readers_version(struct cstd_job *job, uint32_t row, uint64_t step);
 void cstd_readers_revoke(struct cstd_job *job, uint32_t row);
 
-/* Give readers that wait the version that became readable. Called at the end of an event of the
- * core, because it can make another event. */
+/* Answer readers that wait and need not any more. Called at the end of an event of the core,
+ * because it can make another event. */
 void cstd_readers_look(struct cstd_job *job);
 
 /* All readers of @job lose it: they are told @why. */

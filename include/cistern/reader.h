@@ -22,6 +22,11 @@
  * the version. It may then have read weights of two steps. So it calls cst_reader_check after it
  * has read, and before it uses what it has computed.
  *
+ * Weights that are written between steps, as cst_tensor_write does, are part of the version of the
+ * next step. When a checkpoint is loaded into the job, its step is the next version, which can be
+ * an earlier step than that of the last one: a reader that waits for a step `after` waits until the
+ * job is there again, and can ask for `any`.
+ *
  * Only processes of the job's user can read it, on the node where the job is; of a job on several
  * nodes, on each of them. They cannot write: the memory is mapped for reading only. Readers take no
  * memory that is charged to anyone; the second version is charged with the job. Weights that are on
@@ -70,7 +75,8 @@ struct cst_reader_wish {
     bool any;       /* The newest one, whatever its step is. */
     uint64_t after; /* Without `any`: the newest one of a step after this one. */
     /* The job waits: no step overwrites the version until it is released, at most for the time
-     * limit of the job (timeout_ms of struct cst_job_limits), after which the version is lost. */
+     * limit of the job (timeout_ms of struct cst_job_limits), after which the version is lost. It
+     * is lost at once if a worker, or the load of a checkpoint, writes weights. */
     bool keep;
 };
 
@@ -108,7 +114,9 @@ uint32_t cst_reader_versions(const struct cst_reader *reader);
  *   - CST_ETIMEDOUT: there is no such version yet.
  *   - CST_EBUSY: the reader holds four versions.
  *   - CST_ESTALE, CST_ECANCELLED, CST_ENOTFOUND: the job has ended, or is being reshaped.
- *   - CST_ECONN: the daemon has ended. Close the reader and open it again. */
+ *   - CST_ELOST: the job has failed.
+ *   - CST_ECONN, CST_EDRAINING: the daemon has ended, or is ending. Close the reader and open it
+ *     again. */
 int cst_reader_next(struct cst_reader *reader, const struct cst_reader_wish *wish, int timeout_ms,
                     struct cst_reader_version *version, struct cst_err *err);
 
@@ -121,7 +129,8 @@ const void *cst_reader_weights(const struct cst_reader *reader,
  * trip to the daemon.
  *   - CST_ESTALE: the version is lost: what was read since the last check can be of a later step.
  *     It is held until it is released.
- *   - CST_ECONN: the daemon has ended, so that nobody says when the weights change.
+ *   - CST_ENOTFOUND: the job was removed.
+ *   - CST_ECONN, CST_EDRAINING: the daemon has ended, so that nobody says when the weights change.
  *   - CST_EINVAL: the reader does not hold this version. */
 int cst_reader_check(struct cst_reader *reader, const struct cst_reader_version *version,
                      struct cst_err *err);

@@ -228,8 +228,10 @@ void cst_commit_close(struct cst_core *core)
         !cst_idle_is_known(core)) {
         return;
     }
-    if (core->save.state == CST_SAVE_ACTIVE || !cst_versions_may_begin(core)) {
+    if (core->save.state == CST_SAVE_ACTIVE) {
         core->commit.held_ns = core->commit.held_ns != 0 ? core->commit.held_ns : core->now;
+    }
+    if (cst_versions_hold(core) || core->save.state == CST_SAVE_ACTIVE) {
         return;
     }
     cst_idle_decide(core, core->commit.adam_step + 1);
@@ -300,7 +302,7 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
     core->commit.n_overflows = counters->n_overflows;
     cst_idle_restore(core, counters->adam_step);
     cst_agreement_restored(core);
-    cst_versions_written(core);
+    cst_versions_restored(core);
     if (record != NULL) {
         core->commit.has_hyper = record->has_hyper;
         core->commit.hyper = record->hyper;
@@ -340,6 +342,7 @@ void cst_commit_look(struct cst_core *core)
         return;
     }
     core->commit.held_ns = 0;
+    cst_versions_begin_wait(core);
     cst_ranks_begin_closing(core);
     cst_idle_tell(core);
     cst_commit_close(core);

@@ -23,7 +23,7 @@ struct cst_commit {
     float factor;           /* Factor of the gradients in the updates of the last step. */
     bool guard;             /* The updates of the last step are guarded (overlap.c). */
     uint64_t sealed_step;   /* The last step whose seal this core was told of; 0: none. */
-    uint64_t held_ns; /* Time since which the commit waits for a save or for readers; 0: it does not. */
+    uint64_t held_ns; /* Time since which the commit waits for the end of a save; 0: it does not. */
     uint32_t *order;  /* Scratch: chunks in the order of their updates; owned. */
 };
 
@@ -44,8 +44,7 @@ void cst_commit_restore(struct cst_core *core, const struct cst_counters *counte
  * and no reader keeps the weight row that the updates write. */
 void cst_commit_close(struct cst_core *core);
 
-/* No save is active any more, or readers keep a row no more: let the commit go on, unless it waits
- * for the other. Returns the time that it has waited, in ns; 0:
+/* No save is active any more: let the commit go on. Returns the time that it has waited, in ns; 0:
  * it has not. */
 uint64_t cst_commit_release(struct cst_core *core);
 

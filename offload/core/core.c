@@ -309,7 +309,7 @@ static void route(struct cst_core *core, const struct cst_event *event, const st
         cst_commit_decided(core, &core->agreement.last_decision);
         break;
     case CST_FACT_KEPT_NO_MORE:
-        core->versions.wait_ns += cst_commit_release(core);
+        cst_commit_close(core);
         break;
     case CST_FACT_IDLE_KNOWN:
         cst_commit_close(core);
@@ -447,6 +447,11 @@ uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_
     b = grad ? pool->grad_of[chunk] : pool->weight_of[chunk];
     return b != CST_NONE && pool->blocks[b].generation == generation ? pool->blocks[b].granted.at
                                                                      : 0;
+}
+
+bool cst_core_has_failed(const struct cst_core *core)
+{
+    return core->attempt.phase == CST_PHASE_FAILED;
 }
 
 bool cst_core_may_keep(const struct cst_core *core, uint32_t row)

@@ -296,6 +296,9 @@ bool cst_core_uses_reservation(const struct cst_core *core,
 uint64_t cst_core_granted_at(const struct cst_core *core, uint32_t rank, uint32_t chunk, bool grad,
                              uint64_t generation);
 
+/* True if states of the job are lost. */
+bool cst_core_has_failed(const struct cst_core *core);
+
 /* True if a reader can keep what is in the weight row @row (CST_EV_KEEP): it is readable, and the
  * commit that is being made, if any, does not overwrite it. */
 bool cst_core_may_keep(const struct cst_core *core, uint32_t row);

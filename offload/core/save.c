@@ -140,8 +140,7 @@ void cst_save_restore(struct cst_core *core, const struct cst_event *event)
 {
     struct cst_err err;
 
-    if (cst_save_check_write(core, &err) != CST_OK || cst_seal_check_write(core, &err) != CST_OK ||
-        cst_versions_check_write(core, &err) != CST_OK) {
+    if (cst_save_check_write(core, &err) != CST_OK || cst_seal_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }

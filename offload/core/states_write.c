@@ -304,8 +304,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
     }
     if (cst_weight_row_check_write(core, tensor->chunk, event->row, &err) != CST_OK ||
         cst_overlap_check_write(core, &err) != CST_OK ||
-        cst_seal_check_write(core, &err) != CST_OK || cst_save_check_write(core, &err) != CST_OK ||
-        cst_versions_check_write(core, &err) != CST_OK) {
+        cst_seal_check_write(core, &err) != CST_OK || cst_save_check_write(core, &err) != CST_OK) {
         cst_core_refuse_err(core, event->tag, &err);
         return;
     }
@@ -328,7 +327,7 @@ void cst_states_write(struct cst_core *core, const struct cst_event *event)
         return;
     }
     if (!cst_table_is_moment((int)event->row)) {
-        cst_versions_written(core);
+        cst_versions_written(core, tensor->chunk);
     }
     i = cst_requests_add(&core->requests, event, CST_REQUEST_IO);
     core->requests.v[i].chunk = tensor->chunk;

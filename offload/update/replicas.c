@@ -98,7 +98,7 @@ static void await_again(struct cst_core *core, uint32_t c)
     chunk->update.what =
         (struct cst_update){.chunk = c,
                             .mark = core->commit.adam_step,
-                            .weight = cst_core_row_place(core, c, CST_ROW_WEIGHT, 0)};
+                            .weight = cst_core_row_place(core, c, cst_weight_row_newest(core, c), 0)};
     await(core, c);
     cst_chunk_update_read(chunk);
 }

@@ -93,15 +93,22 @@ bool cst_versions_may_begin(const struct cst_core *core)
     return cst_overlap_has_begun(core) || core->versions.rows[target(core)].n_kept == 0;
 }
 
-int cst_versions_check_write(const struct cst_core *core, struct cst_err *err)
+void cst_versions_begin_wait(struct cst_core *core)
 {
-    const uint32_t n = core->versions.rows[core->versions.newest].n_kept;
+    core->versions.held_ns = 0;
+}
 
-    return n == 0 ? CST_OK
-                  : cst_err_set(err, CST_EBUSY,
-                                "weights cannot be written, because %" PRIu32
-                                " reader%s the version of step %" PRIu64,
-                                n, n == 1 ? " keeps" : "s keep", core->step);
+bool cst_versions_hold(struct cst_core *core)
+{
+    struct cst_versions *versions = &core->versions;
+
+    if (!cst_versions_may_begin(core)) {
+        versions->held_ns = versions->held_ns != 0 ? versions->held_ns : core->now;
+        return true;
+    }
+    versions->wait_ns += versions->held_ns != 0 ? core->now - versions->held_ns : 0;
+    versions->held_ns = 0;
+    return false;
 }
 
 /* -- rows ------------------------------------------------------------------------------------- */
@@ -128,9 +135,26 @@ void cst_versions_updated(struct cst_core *core, uint32_t c)
     }
 }
 
-void cst_versions_written(struct cst_core *core)
+static void revoke_all(struct cst_core *core)
 {
-    revoke(core, core->versions.newest);
+    for (uint32_t row = 0; row < CST_VERSIONS_MAX; row++) {
+        revoke(core, row);
+    }
+}
+
+void cst_versions_written(struct cst_core *core, uint32_t c)
+{
+    if (core->chunks[c].has_states) {
+        revoke(core, core->versions.newest);
+    } else {
+        revoke_all(core); /* A frozen chunk has one row, which belongs to all versions. */
+    }
+    core->versions.due = core->versions.due && !core->attempt.initialised;
+}
+
+void cst_versions_restored(struct cst_core *core)
+{
+    revoke_all(core);
     core->versions.due = true;
 }
 
@@ -153,10 +177,10 @@ void cst_versions_look(struct cst_core *core)
 uint64_t cst_versions_deadline(const struct cst_core *core)
 {
     if (core->peer_timeout_ns == CST_CORE_NEVER || !core->attempt.closing ||
-        core->commit.held_ns == 0 || cst_versions_may_begin(core)) {
+        core->versions.held_ns == 0) {
         return CST_CORE_NEVER;
     }
-    return core->commit.held_ns + core->peer_timeout_ns;
+    return core->versions.held_ns + core->peer_timeout_ns;
 }
 
 void cst_versions_expire(struct cst_core *core)

@@ -32,6 +32,7 @@ struct cst_versions {
     uint32_t newest;       /* The row with the weights of the last committed step. */
     bool due;              /* They are not known to be readable yet. */
     uint32_t n_incomplete; /* Chunks whose weights of the last committed step are being written. */
+    uint64_t held_ns;      /* Time since which the commit waits for readers; 0: it does not. */
     uint64_t wait_ns;      /* Time for which commits have waited for readers. */
 };
 
@@ -48,6 +49,12 @@ bool cst_versions_may_keep(const struct cst_core *core, uint32_t row);
 /* False: a reader keeps the row that the updates of the step under way are to write. */
 bool cst_versions_may_begin(const struct cst_core *core);
 
+/* A step closes: its commit has not waited for readers yet. */
+void cst_versions_begin_wait(struct cst_core *core);
+
+/* True if the commit, which could be made otherwise, waits for readers. */
+bool cst_versions_hold(struct cst_core *core);
+
 /* Updates of the step under way are about to be issued: revoke the row that they write. No effect
  * after the first call in a step. */
 void cst_versions_begin(struct cst_core *core);
@@ -58,11 +65,13 @@ void cst_versions_committed(struct cst_core *core);
 /* A command of the update of @chunk is complete. */
 void cst_versions_updated(struct cst_core *core, uint32_t chunk);
 
-/* CST_EBUSY: the weights cannot be written now, because a reader keeps them. */
-int cst_versions_check_write(const struct cst_core *core, struct cst_err *err);
+/* Weights, or master weights, of @chunk are about to be written: revoke what has them, also if a
+ * reader keeps it. In a job that has begun, what is written is part of the version of the next
+ * step, or of the one that is restored. */
+void cst_versions_written(struct cst_core *core, uint32_t chunk);
 
-/* Weights, or master weights, of the last committed step are about to be written. */
-void cst_versions_written(struct cst_core *core);
+/* The states of a checkpoint are there, and its step is the last committed one. */
+void cst_versions_restored(struct cst_core *core);
 
 /* Say that the weights of the last committed step are readable, if they are. Called after each
  * event. */

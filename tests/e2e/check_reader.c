@@ -217,8 +217,38 @@ START_TEST(readers_do_not_hold_a_job_up)
 }
 END_TEST
 
-/* What is written between steps is another version of the same step. */
+/* What is written between steps is part of the next version. A version that has it is lost, also
+ * one that is kept; of a frozen tensor, all have it. */
 START_TEST(writes)
+{
+    const struct cst_job_spec spec = {.name = "read", .world = 1, .states.versions = 2};
+    const struct cst_reader_wish any = {.any = true};
+    const float value = 3;
+    struct cst_reader_version before, held;
+
+    open_job(&spec);
+    must(cst_reader_open(&reader, proc.socket, "read", &err));
+    before = next(true, 0, true);
+    step();
+    held = next(false, 0, true);
+    must(cst_tensor_write(job, 0, CST_STATE_MASTER, 0, 1, &value, &err));
+    ck_assert_int_eq(cst_reader_check(reader, &held, &err), CST_ESTALE);
+    must(cst_reader_check(reader, &before, &err));
+    must(cst_tensor_write(job, 1, CST_STATE_MASTER, 0, 1, &value, &err));
+    ck_assert_int_eq(cst_reader_check(reader, &before, &err), CST_ESTALE);
+    must(cst_reader_release(reader, &held, &err));
+    must(cst_reader_release(reader, &before, &err));
+    ck_assert_int_eq(cst_reader_next(reader, &any, 10, &held, &err), CST_ETIMEDOUT);
+    step();
+    held = next(true, 0, false);
+    ck_assert_uint_eq(held.step, 2);
+    check_weights(&held);
+    close_all();
+}
+END_TEST
+
+/* A load of an earlier step leaves no version of the steps after it. */
+START_TEST(earlier_steps)
 {
     const struct cst_job_spec spec = {.name = "read", .world = 1, .states.versions = 2};
     const float value = 3;
@@ -226,16 +256,41 @@ START_TEST(writes)
 
     open_job(&spec);
     must(cst_reader_open(&reader, proc.socket, "read", &err));
-    held = next(true, 0, true);
-    ck_assert_int_eq(cst_tensor_write(job, 0, CST_STATE_MASTER, 0, 1, &value, &err), CST_EBUSY);
-    ck_assert_msg(strstr(err.text, "1 reader keeps") != NULL, "%s", err.text);
-    must(cst_reader_release(reader, &held, &err));
-    held = next(true, 0, false);
+    for (int s = 0; s < 4; s++) {
+        step();
+    }
+    held = next(false, 3, true);
     must(cst_tensor_write(job, 0, CST_STATE_MASTER, 0, 1, &value, &err));
+    must(cst_set_steps(job, 1, 0, NULL, &err));
     ck_assert_int_eq(cst_reader_check(reader, &held, &err), CST_ESTALE);
-    must(cst_reader_release(reader, &held, &err));
     held = next(true, 0, false);
+    ck_assert_uint_eq(held.step, 1);
     check_weights(&held);
+    close_all();
+}
+END_TEST
+
+/* A reader that keeps the newest version again and again does not prolong the wait for another. */
+START_TEST(others_do_not_prolong_a_wait)
+{
+    const struct cst_job_spec spec = {
+        .name = "read", .world = 1, .states.versions = 2, .limits.timeout_ms = 500};
+    struct cst_reader_version kept, newest;
+    int rc = CST_EAGAIN;
+
+    open_job(&spec);
+    must(cst_reader_open(&reader, proc.socket, "read", &err));
+    kept = next(true, 0, true);
+    step();
+    for (int i = 0; i < 1000000 && rc == CST_EAGAIN; i++) {
+        rc = cst_try_step(job, &decays, NULL, &err);
+        if (rc == CST_EAGAIN) {
+            newest = next(true, 0, true);
+            must(cst_reader_release(reader, &newest, &err));
+        }
+    }
+    must(rc);
+    ck_assert_int_eq(cst_reader_check(reader, &kept, &err), CST_ESTALE);
     close_all();
 }
 END_TEST
@@ -389,6 +444,8 @@ int main(int argc, char **argv)
     tcase_add_loop_test(tcase, steps_wait, 0, 12);
     tcase_add_loop_test(tcase, readers_do_not_hold_a_job_up, 0, 2);
     tcase_add_test(tcase, writes);
+    tcase_add_test(tcase, earlier_steps);
+    tcase_add_test(tcase, others_do_not_prolong_a_wait);
     tcase_add_test(tcase, refusals);
     tcase_add_test(tcase, readers_cannot_write);
     tcase_add_test(tcase, ends);

@@ -57,6 +57,7 @@ static bool all_occurred(const struct machines_totals *t)
         {"steps that were skipped", t->skipped},
         {"jobs that failed", t->fatal},
         {"bytes as by the formula", t->exact},
+        {"versions for readers", t->versions},
         {"copies of states", t->copies},
         {"fp32 partials", t->fp32},
         {"one machine alone", t->alone},
@@ -106,9 +107,10 @@ int main(int argc, char **argv)
     }
     printf("machines: all well: %" PRIu64 " runs, %" PRIu64 " events, %" PRIu64
            " commands, %" PRIu64 " messages, %" PRIu64 " reads, %" PRIu64
-           " bytes copied, as by the formula in %" PRIu64 " runs\n",
+           " bytes copied, as by the formula in %" PRIu64 " runs; %" PRIu64
+           " versions for readers\n",
            totals.runs, totals.events, totals.commands, totals.messages, totals.reads, totals.bytes,
-           totals.exact);
+           totals.exact, totals.versions);
     printf("machines: %" PRIu64 " ranks died or hung up, of which %" PRIu64 " hung up and %" PRIu64
            " were shut out, %" PRIu64 " machines were killed, %" PRIu64 " lost for good, %" PRIu64
            " of them replaced, %" PRIu64 " links cut, %" PRIu64 " transfers failed, %" PRIu64

@@ -32,6 +32,9 @@ static struct found find_row(struct machine *at, struct cst_place place, uint32_
         if (is_row(&chunk->rows[CST_ROW_WEIGHT], place, segment)) {
             return (struct found){.what = WEIGHT, .chunk = c, .cell = &at->weights[c]};
         }
+        if (is_row(&chunk->other_weight, place, segment)) {
+            return (struct found){.what = WEIGHT, .chunk = c, .cell = &at->others[c]};
+        }
         if (is_row(&chunk->rows[CST_ROW_GRAD], place, segment)) {
             return (struct found){.what = GRAD, .chunk = c, .cell = &at->grads[c]};
         }
@@ -216,6 +219,27 @@ static uint32_t count_tiles(const struct machines *sim, uint32_t chunk)
     return (uint32_t)cst_table_n_tiles(sim->model.tensors[chunk].n_elems);
 }
 
+/* The weights that the UPDATE @job writes. */
+static struct cell *written_weights(struct machine *at, const struct mjob *job)
+{
+    return job->command.n_out > 0 ? &at->others[job->command.chunk]
+                                  : &at->weights[job->command.chunk];
+}
+
+/* Fail if readers can read @cell of machine @m, which is about to be written. */
+static void check_readable(struct machines *sim, uint32_t m, const struct cell *cell)
+{
+    const struct machine *at = &sim->machines[m];
+
+    for (uint32_t c = 0; c < sim->n_chunks; c++) {
+        if ((cell == &at->weights[c] && at->readable[0]) ||
+            (cell == &at->others[c] && at->readable[1])) {
+            machines_fail(sim, "machine %u: the weights of chunk %u are written while readable", m,
+                          c);
+        }
+    }
+}
+
 static void begin_write(struct machines *sim, uint32_t m, const struct mjob *job,
                         const struct found *found)
 {
@@ -227,6 +251,7 @@ static void begin_write(struct machines *sim, uint32_t m, const struct mjob *job
         machines_fail(sim, "machine %u: command %" PRIu64 " writes where another one does", m,
                       job->command.ticket);
     }
+    check_readable(sim, m, found->cell);
     memory_begin(found->cell);
 }
 
@@ -438,7 +463,8 @@ static void begin_update(struct machines *sim, uint32_t m, struct mjob *job)
                               cst_table_step(at->table, span, job->command.mark));
     job->changes = at->grads[c].changes;
     memory_begin(&at->states[c]);
-    memory_begin(&at->weights[c]);
+    check_readable(sim, m, written_weights(at, job));
+    memory_begin(written_weights(at, job));
 }
 
 static void end_update(struct machines *sim, uint32_t m, struct mjob *job)
@@ -453,7 +479,8 @@ static void end_update(struct machines *sim, uint32_t m, struct mjob *job)
         machines_fail(sim, "machine %u: the gradient of chunk %u changed during its update", m, c);
     }
     memory_end(&at->states[c], job->failed ? at->states[c].value : job->value);
-    memory_end(&at->weights[c], job->failed ? at->weights[c].value : values_weight(job->value));
+    memory_end(written_weights(at, job),
+               job->failed ? written_weights(at, job)->value : values_weight(job->value));
     if (job->failed) {
         return;
     }
@@ -581,7 +608,7 @@ void engine_kill(struct machines *sim, uint32_t m)
         /* An update is undone, and made again; other rows are torn. */
         if (runs && job->command.kind == CST_COMMAND_UPDATE) {
             memory_end(&at->states[c], at->states[c].value);
-            memory_end(&at->weights[c], at->weights[c].value);
+            memory_end(written_weights(at, job), written_weights(at, job)->value);
         } else if (runs && cst_command_converts(job->command.kind)) {
             write_masters(sim, m, job, true);
         } else if (runs && job->command.kind != CST_COMMAND_NORM &&

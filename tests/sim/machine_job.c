@@ -95,6 +95,7 @@ static void lay_out(struct machines *sim, uint32_t m)
         .world = n_here * sim->block_ranks,
         .grad_bytes = sim->grad_fp32 ? 4 : 2,
         .states.skips_unused = sim->skips,
+        .states.two_weights = sim->two_weights,
         .states.masters = sim->split ? CST_MASTERS_SPLIT : CST_MASTERS_FP32,
         .machines = {.n = sim->n, .self = m, .copies = sim->copies},
         .partials = {.n_here = sums ? n_here : 1, .n_come = sim->n_blocks - n_here}};
@@ -205,6 +206,7 @@ void job_open_core(struct machines *sim, uint32_t m)
     cst_actions_init(&at->actions);
     at->life++;
     at->epoch = 0;
+    at->readable[0] = at->readable[1] = false;
     for (uint32_t rank = 0; rank < at->world; rank++) {
         ranks_return(sim, m, rank, machines_delay(sim, 1000000));
     }
@@ -237,6 +239,7 @@ void job_renew(struct machines *sim, uint32_t m)
 {
     struct machine *at = &sim->machines[m];
 
+    forget(at->others, MACHINES_CHUNKS);
     forget(at->weights, MACHINES_CHUNKS);
     forget(at->grads, MACHINES_CHUNKS);
     forget(at->states, MACHINES_CHUNKS);
@@ -268,6 +271,7 @@ static unsigned draw_chance(struct machines *sim, uint32_t most)
 static void draw_unused(struct machines *sim)
 {
     sim->skips = machines_below(sim, 2) == 0 && sim->n_stages == 0;
+    sim->two_weights = !sim->skips && machines_below(sim, 2) == 0;
     if (sim->skips) {
         sim->p_lone = draw_chance(sim, 5000);
         sim->p_discard = draw_chance(sim, 3000);

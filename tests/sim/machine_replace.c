@@ -43,7 +43,7 @@ static void check_members(const struct machines *sim)
         const struct machine *at = &sim->machines[m];
 
         for (uint32_t c = 0; (sim->members >> m & 1) != 0 && c < sim->n_chunks; c++) {
-            if (at->weights[c].value != sim->weights[step][c] ||
+            if (!values_has_weights(sim, m, c, step) ||
                 (values_trained(sim, c) && !at->layout.chunks[c].away &&
                  at->states[c].value != sim->states[step][c])) {
                 machines_fail(sim, "machine %u does not have chunk %u of step %" PRIu64, m, c,

@@ -26,6 +26,15 @@ bool values_trained(const struct machines *sim, uint32_t chunk)
     return sim->model.tensors[chunk].pattern != CST_PATTERN_FROZEN;
 }
 
+bool values_has_weights(const struct machines *sim, uint32_t m, uint32_t chunk, uint64_t step)
+{
+    const struct machine *at = &sim->machines[m];
+    const uint64_t weights = sim->weights[step][chunk];
+
+    return at->weights[chunk].value == weights ||
+           (sim->two_weights && at->others[chunk].value == weights);
+}
+
 /* The number in the job of item @i of machine @m, of those of which each rank block has @each. */
 static uint32_t number_of(const struct machines *sim, uint32_t m, uint32_t i, uint32_t each)
 {

@@ -46,9 +46,10 @@ struct machines_options {
 /* Counts of all runs. */
 struct machines_totals {
     uint64_t runs, events, commands, messages;
-    uint64_t reads; /* READs of weights that were answered with the weights */
-    uint64_t bytes; /* copied from other machines */
-    uint64_t exact; /* runs without failures, in which the bytes are those of the formula */
+    uint64_t reads;    /* READs of weights that were answered with the weights */
+    uint64_t bytes;    /* copied from other machines */
+    uint64_t versions; /* versions of the weights that were readable */
+    uint64_t exact;    /* runs without failures, in which the bytes are those of the formula */
     uint64_t deaths, kills, cuts, faults;
     uint64_t hangups;     /* ranks whose processes went on; part of the deaths */
     uint64_t shut_out;    /* of them those that others did not wait for */
@@ -116,7 +117,9 @@ struct machine {
     uint32_t pool_segments[MACHINES_RANKS];
     struct mrank ranks[MACHINES_RANKS];
     struct cell weights[MACHINES_CHUNKS], grads[MACHINES_CHUNKS], states[MACHINES_CHUNKS];
-    struct cell *partials, *landings; /* per chunk and rank block; per segment */
+    struct cell others[MACHINES_CHUNKS]; /* second weight rows, if there are two */
+    bool readable[2];                    /* the weight row has a version for readers */
+    struct cell *partials, *landings;    /* per chunk and rank block; per segment */
     struct cell staging;
     uint32_t n_nodes;
     struct cell *blocks[MACHINES_RANKS];
@@ -155,10 +158,11 @@ struct machines {
     uint32_t n_operators, tensors[MACHINES_CHUNKS + 1]; /* per operator: the tensor that it uses */
     uint64_t stages[MACHINES_CHUNKS];                   /* of each chunk, one bit each */
     unsigned p_leave_out; /* chance of a rank without a gradient, per 10000 */
-    uint32_t slow;   /* by how much copies from other machines are slower than other commands */
-    unsigned p_skip; /* chance of a chunk that nobody uses in a step, per 10000 */
-    bool split;      /* Master weights are split. */
-    bool skips;      /* Tensors without a gradient are skipped. */
+    uint32_t slow;    /* by how much copies from other machines are slower than other commands */
+    unsigned p_skip;  /* chance of a chunk that nobody uses in a step, per 10000 */
+    bool split;       /* Master weights are split. */
+    bool two_weights; /* Chunks with states have two weight rows, for readers. */
+    bool skips;       /* Tensors without a gradient are skipped. */
     /* If so, chances per 10000: that one rank of the job alone has a gradient of a chunk, that all
      * ranks discard it, that a rank hands in zeros and has none. */
     unsigned p_lone, p_discard, p_zeros;
@@ -280,6 +284,8 @@ bool values_uses(const struct machines *sim, uint64_t step, uint32_t rank, uint3
 uint64_t values_bytes(const struct machines *sim, uint32_t chunk, bool weights);
 /* True if @chunk is trained. */
 bool values_trained(const struct machines *sim, uint32_t chunk);
+/* True if a weight row of chunk @chunk of machine @m has the weights after @step. */
+bool values_has_weights(const struct machines *sim, uint32_t m, uint32_t chunk, uint64_t step);
 
 /* -- machine_engine.c ------------------------------------------------------------------------- */
 

@@ -174,6 +174,7 @@ void sim_event(struct sim *sim, struct cst_event event)
 
     event.now = sim->now;
     verbose_event(sim, &event);
+    sim->writes = event.kind == CST_EV_WRITE || event.kind == CST_EV_RESTORE;
     cst_core_stats(sim->core, &before);
     cst_core_step(sim->core, &event, &sim->actions);
     broken = cst_core_check(sim->core);

@@ -273,6 +273,7 @@ struct sim {
     bool two_rows; /* chunks with states have two weight rows */
     struct version versions[2];
     uint64_t n_versions;
+    bool writes; /* The event that is being handled writes states. */
     uint64_t delay_from;
     bool skips; /* chunks without a gradient in a step are skipped; only with COMMIT */
     float clip_norm;

@@ -248,7 +248,7 @@ START_TEST(refused)
     refuse(CST_EINVAL, "update is not known");
     f.rates.devices[0].update = 1e9;
     f.config.overlap = CST_OVERLAP_EARLY;
-    refuse(CST_EINVAL, "one weight row");
+    refuse(CST_EINVAL, "need two weight rows");
     set_overlap(CST_OVERLAP_EARLY);
     f.config.states.grad_over_weight = true;
     refuse(CST_EINVAL, "cannot be combined with early or delayed updates");

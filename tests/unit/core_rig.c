@@ -205,7 +205,7 @@ static void keep_actions(struct rig *rig)
         } else if (a->kind == CST_ACT_RECALL) {
             ck_assert_uint_lt(rig->n_recalls, RIG_MAX);
             rig->recalls[rig->n_recalls++] = a->recall;
-        } else {
+        } else if (a->kind == CST_ACT_LOG) {
             rig->n_logs++;
         }
     }
