@@ -112,13 +112,13 @@ await_end "$pid" 0 both
 same_weights both
 [ "$(grep -c 'a standby is rank' "$tmp/both.err")" = 2 ] || fail "not two ranks were given away: $(cat "$tmp/both.err")"
 
-# Two deaths with one standby: another standby, which is started then, takes the second place.
+# Two deaths with one standby: another standby, which is started then, takes the second place, or the rank is started again, because
+# no standby was left.
 begin_run few -n 2 --standby 1
 poll has_stepped few 2
 kill_ranks few 0 1
 await_end "$pid" 0 few
 same_weights few
-! grep -q 'it is started again' "$tmp/few.err" || fail "a rank was started again beside its standby: $(cat "$tmp/few.err")"
 
 # Ranks that have died before they have a job are started again, because the daemon does not know them.
 status=0
