@@ -95,10 +95,10 @@ static void await_again(struct cst_core *core, uint32_t c)
         return; /* The command was recalled, and is issued again at its end. */
     }
     chunk->weight.broken = false;
-    chunk->update.what =
-        (struct cst_update){.chunk = c,
-                            .mark = core->commit.adam_step,
-                            .weight = cst_core_row_place(core, c, cst_weight_row_newest(core, c), 0)};
+    chunk->update.what = (struct cst_update){
+        .chunk = c,
+        .mark = core->commit.adam_step,
+        .weight = cst_core_row_place(core, c, cst_weight_row_newest(core, c), 0)};
     await(core, c);
     cst_chunk_update_read(chunk);
 }
