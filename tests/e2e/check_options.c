@@ -44,6 +44,7 @@ static const struct other others[] = {
     {.member = "states.disk", .value = twice},
     {.member = "states.disk_bytes", .value = "64K", .needs = "states.disk", .needs_value = twice},
     {.member = "states.durable", .value = "", .needs = "states.disk", .needs_value = twice},
+    {.member = "states.versions", .value = "2"},
     {.member = "memory.pool_bytes", .value = "384K"},
     {.member = "memory.device_states",
      .value = "2M",
