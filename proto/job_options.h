@@ -8,6 +8,7 @@
 #include "cistern/job.h"
 #include "proto/options.h"
 #include "proto/set.h"
+#include "proto/table.h"
 
 #include <protobuf-c/protobuf-c.h>
 
@@ -15,7 +16,6 @@ enum {
     CST_JOB_MAX_WORLD = CST_SET_MAX,          /* Most ranks of a job on one node. */
     CST_JOB_MAX_ALL_RANKS = 64 * CST_SET_MAX, /* On all nodes. */
     CST_MAX_COPIES = 64,                      /* Nodes that have the same states. */
-    CST_MAX_VERSIONS = 2,                     /* Of the weights, for readers. */
 };
 
 /* Number of ranks that @spec has on all nodes. */

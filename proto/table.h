@@ -62,6 +62,9 @@ static inline bool cst_table_is_moment(int row)
     return row >= CST_ROW_MOMENT && row < CST_ROW_COUNT;
 }
 
+/* Weight rows of a chunk, and so versions of the weights that readers can have at once. */
+#define CST_MAX_VERSIONS 2
+
 #define CST_MX8_BLOCK 32 /* Number of elements that share an exponent. */
 
 /* No mark. The mark of an UPDATE is its adam step, that of a REDUCE is its number of the reduction.

@@ -78,7 +78,7 @@ struct cli {
     uint32_t all_ranks;           /* --all-ranks: ranks on all nodes; 0: those here. */
     bool follow;                  /* --follow: standard input has signals. */
     uint64_t steps;               /* --steps: versions to read. */
-    bool hold;                    /* --hold: steps wait for the reader. */
+    bool keep_version;            /* --keep-version: steps wait for the reader. */
     bool check;                   /* --check: compare checksums. */
     const char *disk;             /* --disk: a directory; plan: directories or a number. */
     uint64_t bytes;               /* --bytes: size of a file; 0: not given. */

@@ -59,7 +59,7 @@ static bool read_one(const struct cli *cli, struct cst_reader *reader, struct cs
 
 int cli_reader(struct cli *cli)
 {
-    struct cst_reader_wish wish = {.any = true, .keep = cli->hold};
+    struct cst_reader_wish wish = {.any = true, .keep = cli->keep_version};
     struct cst_reader *reader = NULL;
     XXH3_state_t *state = XXH3_createState();
     struct cst_err err = {0};

@@ -7,16 +7,13 @@
 #include "client/lib/client.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/clock.h"
+#include "proto/table.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-enum {
-    MAX_ROWS = 2,
-};
 
 /* Where the weights of a tensor are, by weight row. */
 struct place {
@@ -27,7 +24,7 @@ struct place {
 struct tensor {
     struct cst_reader_tensor info;
     uint32_t n_places;
-    struct place places[MAX_ROWS];
+    struct place places[CST_MAX_VERSIONS];
 };
 
 struct mapping {
@@ -102,7 +99,8 @@ static int take_tensor(struct tensor *t, const Cistern__TensorInfo *info, struct
     t->info.dtype = strcmp(info->dtype, "fp32") == 0 ? CST_FP32 : CST_BF16;
     t->info.frozen = strcmp(info->pattern, "frozen") == 0;
     t->info.bytes = info->weight_bytes;
-    t->n_places = info->n_weight_segment < MAX_ROWS ? (uint32_t)info->n_weight_segment : MAX_ROWS;
+    t->n_places = info->n_weight_segment < CST_MAX_VERSIONS ? (uint32_t)info->n_weight_segment
+                                                            : CST_MAX_VERSIONS;
     if (t->n_places == 0 || info->n_weight_offset < t->n_places) {
         return cst_err_set(err, CST_EPROTO, "the daemon does not say where tensor '%.100s' is",
                            info->name);

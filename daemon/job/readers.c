@@ -5,13 +5,10 @@
 #include "daemon/job/core_driver.h"
 #include "daemon/job/job.h"
 #include "daemon/session/session.h"
-#include "offload/update/versions.h"
 #include "proto/cistern.pb-c.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
-
-_Static_assert((int)CSTD_READER_ROWS == CST_VERSIONS_MAX, "each weight row has a version");
 
 void cstd_readers_init(struct cstd_readers *readers)
 {
@@ -67,7 +64,7 @@ static int find_version(const struct cstd_reader *reader)
     const struct cstd_readers *readers = &reader->job->readers;
     int found = -1;
 
-    for (int row = 0; row < CSTD_READER_ROWS; row++) {
+    for (int row = 0; row < CST_MAX_VERSIONS; row++) {
         if (readers->rows[row].readable &&
             (!reader->keep || cst_core_may_keep(reader->job->core, (uint32_t)row)) &&
             (!reader->has_after || readers->rows[row].step > reader->after) &&

@@ -8,6 +8,7 @@
 #define CSTD_READERS_H
 
 #include "cistern/status.h"
+#include "proto/table.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -17,10 +18,7 @@ struct cstd_job;
 struct cstd_pending;
 struct cstd_session;
 
-enum {
-    CSTD_READER_HOLDS = 4, /* Versions that a reader can hold at once. */
-    CSTD_READER_ROWS = 2,  /* Weight rows, each with a version. */
-};
+enum { CSTD_READER_HOLDS = 4 }; /* Versions that a reader can hold at once. */
 
 /* A version that a reader holds, or did until it was revoked. */
 struct cstd_reader_hold {
@@ -48,7 +46,7 @@ struct cstd_readers {
     struct {
         bool readable;
         uint64_t step;
-    } rows[CSTD_READER_ROWS];
+    } rows[CST_MAX_VERSIONS];
     uint64_t n_lost; /* Versions that readers have lost. */
 };
 

@@ -5,7 +5,6 @@
 #include "daemon/memory/tiers/tier.h"
 #include "daemon/serve/serve.h"
 #include "daemon/session/session.h"
-#include "offload/update/versions.h"
 #include "proto/cistern.pb-c.h"
 #include "proto/dtypes.h"
 #include "proto/patterns.h"
@@ -26,8 +25,8 @@ static uint64_t state_bytes(const struct cstd_job *job, const struct cst_layout_
 
 /* Where the weights of a tensor are; what a TensorInfo refers to. */
 struct places {
-    uint32_t segment[CST_VERSIONS_MAX];
-    uint64_t offset[CST_VERSIONS_MAX];
+    uint32_t segment[CST_MAX_VERSIONS];
+    uint64_t offset[CST_MAX_VERSIONS];
 };
 
 /* Say where the weights of tensor @t are, which lie in @chunk. The second weight row of a durable
@@ -38,7 +37,7 @@ static void fill_places(const struct cstd_job *job, const struct cst_layout_tens
 {
     const int rows[] = {CST_ROW_WEIGHT, CST_ROW_WEIGHT_OTHER};
 
-    for (size_t i = 0; i < CST_VERSIONS_MAX; i++) {
+    for (size_t i = 0; i < CST_MAX_VERSIONS; i++) {
         const struct cst_layout_row *row = cst_layout_row(chunk, rows[i]);
 
         if (row->segment != CST_LAYOUT_NO_ROW && (i == 0 || !job->spec.states.durable)) {

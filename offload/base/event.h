@@ -70,8 +70,8 @@ enum cst_event_kind {
     /* tag. ETIMEDOUT: the save read nothing for peer_timeout_ns while a commit waited for it, and
      * was ended then. */
     CST_EV_SAVE_END,
-    /* tag, weight_row. A reader keeps the version in that row (offload/update/versions.h), which is
-     * readable; or keeps it no more. */
+    /* weight_row, of the job. A reader keeps the version in that row (offload/update/versions.h),
+     * which is readable (cst_core_may_keep); or keeps it no more. */
     CST_EV_KEEP,
     CST_EV_UNKEEP,
     /* tag, counters, record. The states were written from a checkpoint: the job goes on with these

@@ -196,7 +196,8 @@ void cst_instant_begin(struct cst_core *core, const struct cst_event *event)
         break;
     case CST_EV_UNKEEP:
     case CST_EV_SAVE_END:
-        if (core->commit.held_ns != 0 || core->versions.held_ns != 0) { /* The commit waits for this event, not for updates. */
+        if (core->commit.held_ns != 0 ||
+            core->versions.held_ns != 0) { /* The commit waits for this event, not for updates. */
             core->clock.commit = later(core->clock.commit, core->clock.now);
         }
         break;

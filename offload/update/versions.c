@@ -25,25 +25,6 @@ static void revoke(struct cst_core *core, uint32_t row)
     version->n_kept = 0;
 }
 
-/* Find the row that has the weights of the last committed step, and what of it is missing. */
-static void find_newest(struct cst_core *core)
-{
-    struct cst_versions *versions = &core->versions;
-
-    versions->n_incomplete = 0;
-    for (uint32_t c = 0; c < core->n_chunks; c++) {
-        struct cst_chunk *chunk = &core->chunks[c];
-
-        if (chunk->has_states) {
-            /* The rows of all chunks change their roles together. */
-            versions->newest = cst_weight_row_newest(core, c) != CST_ROW_WEIGHT;
-            chunk->weight.incomplete = chunk->update.ticket != 0;
-            versions->n_incomplete += chunk->weight.incomplete;
-        }
-    }
-    versions->due = true;
-}
-
 void cst_versions_open(struct cst_core *core)
 {
     core->versions.due = true;
@@ -55,34 +36,21 @@ bool cst_versions_may_keep(const struct cst_core *core, uint32_t row)
 {
     bool commits = core->attempt.closing && core->commit.normed == core->collection.number + 1;
 
-    return row < CST_VERSIONS_MAX && core->versions.rows[row].readable &&
+    return row < CST_MAX_VERSIONS && core->versions.rows[row].readable &&
            !(commits && row == target(core));
 }
 
 void cst_versions_keep(struct cst_core *core, const struct cst_event *event)
 {
-    struct cst_version *version;
-
-    if (!cst_versions_may_keep(core, event->weight_row)) {
-        cst_core_refuse(core, event->tag, CST_EINVAL,
-                        "weight row %" PRIu32 " has no version that can be kept",
-                        event->weight_row);
-        return;
+    if (cst_versions_may_keep(core, event->weight_row)) {
+        core->versions.rows[event->weight_row].n_kept++;
     }
-    version = &core->versions.rows[event->weight_row];
-    version->n_kept++;
-    (void)cst_core_reply(core, event->tag);
 }
 
 void cst_versions_unkeep(struct cst_core *core, const struct cst_event *event)
 {
-    struct cst_version *version;
+    struct cst_version *version = &core->versions.rows[event->weight_row];
 
-    (void)cst_core_reply(core, event->tag);
-    if (event->weight_row >= CST_VERSIONS_MAX) {
-        return;
-    }
-    version = &core->versions.rows[event->weight_row];
     if (version->n_kept > 0 && --version->n_kept == 0) {
         cst_fact_kept_no_more(&core->facts);
     }
@@ -120,7 +88,20 @@ void cst_versions_begin(struct cst_core *core)
 
 void cst_versions_committed(struct cst_core *core)
 {
-    find_newest(core);
+    struct cst_versions *versions = &core->versions;
+
+    versions->n_incomplete = 0;
+    for (uint32_t c = 0; c < core->n_chunks; c++) {
+        struct cst_chunk *chunk = &core->chunks[c];
+
+        if (chunk->has_states) {
+            /* The rows of all chunks change their roles together. */
+            versions->newest = cst_weight_row_newest(core, c) != CST_ROW_WEIGHT;
+            chunk->weight.incomplete = chunk->update.ticket != 0;
+            versions->n_incomplete += chunk->weight.incomplete;
+        }
+    }
+    versions->due = true;
 }
 
 void cst_versions_updated(struct cst_core *core, uint32_t c)
@@ -137,7 +118,7 @@ void cst_versions_updated(struct cst_core *core, uint32_t c)
 
 static void revoke_all(struct cst_core *core)
 {
-    for (uint32_t row = 0; row < CST_VERSIONS_MAX; row++) {
+    for (uint32_t row = 0; row < CST_MAX_VERSIONS; row++) {
         revoke(core, row);
     }
 }

@@ -17,10 +17,9 @@
 #define CST_VERSIONS_H
 
 #include "offload/base/event.h"
+#include "proto/table.h"
 
 struct cst_core;
-
-#define CST_VERSIONS_MAX 2 /* Weight rows of a chunk. */
 
 struct cst_version {
     bool readable;
@@ -28,7 +27,7 @@ struct cst_version {
 };
 
 struct cst_versions {
-    struct cst_version rows[CST_VERSIONS_MAX];
+    struct cst_version rows[CST_MAX_VERSIONS];
     uint32_t newest;       /* The row with the weights of the last committed step. */
     bool due;              /* They are not known to be readable yet. */
     uint32_t n_incomplete; /* Chunks whose weights of the last committed step are being written. */

@@ -42,7 +42,7 @@ train_read() {
     declare -gA readers=()
     begin "$job" "$world" --steps "$steps" "$@"
     poll is_committed "$job"
-    read_job "$job.all" "$job" --hold
+    read_job "$job.all" "$job" --keep-version
     for i in 1 2 3; do
         read_job "$job.$i" "$job"
     done
@@ -127,13 +127,13 @@ fi
 declare -A readers=()
 begin killed 2 --steps "$steps" --versions 2
 poll is_committed killed
-read_job killed.0 killed --hold
+read_job killed.0 killed --keep-version
 for ((i = 1; i <= n_kills; i++)); do
     poll has_stepped killed $((i * steps / (n_kills + 1)))
     kill_daemon keeper
     wait "${readers[killed.$((i - 1))]}" && fail "a reader goes on without a daemon"
     grep -q "open the reader again" "$tmp/killed.$((i - 1)).err" || fail "a reader says: $(cat "$tmp/killed.$((i - 1)).err")"
-    read_job "killed.$i" killed --hold
+    read_job "killed.$i" killed --keep-version
 done
 end killed
 kill "${readers[killed.$n_kills]}"

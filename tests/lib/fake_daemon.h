@@ -59,9 +59,9 @@ struct fake_daemon {
      * gradient, r1 release, R1 hand in, A end of a micro-batch, P prepare, S step. */
     char log[4096];
     uint32_t n_requests[128]; /* number of requests per message type */
-    uint32_t n_connections;  /* number of connections accepted */
-    uint32_t n_tensors;      /* number of tensors declared */
-    uint64_t attempt, step;  /* attempt and step of the last Synced */
+    uint32_t n_connections;   /* number of connections accepted */
+    uint32_t n_tensors;       /* number of tensors declared */
+    uint64_t attempt, step;   /* attempt and step of the last Synced */
     /* First elements of each chunk's first tensor, which are copied into blocks. */
     uint16_t weight[FAKE_MAX_CHUNKS][4];
     uint16_t *grads[FAKE_MAX_CHUNKS]; /* per chunk: the gradient that was handed in */
