@@ -62,6 +62,36 @@ START_TEST(numbers_are_checked)
 }
 END_TEST
 
+/* Versions of the weights: 0 is what the job has anyhow, and not every job can have two. */
+START_TEST(versions)
+{
+    struct cst_job_spec spec = {.name = "a", .world = 1};
+
+    for (int overlap = 0; overlap < CST_OVERLAP_COUNT; overlap++) {
+        spec.updates.overlap = (enum cst_overlap)overlap;
+        for (uint32_t n = 0; n <= 2; n++) {
+            const bool fits = n != 1 || overlap == CST_OVERLAP_COMMIT;
+
+            spec.states.versions = n;
+            ck_assert_int_eq(cst_job_options_check(&spec, &err), fits ? CST_OK : CST_EINVAL);
+            ck_assert(cst_layout_job_states(&spec).two_weights ==
+                      (n == 2 || overlap != CST_OVERLAP_COMMIT));
+        }
+    }
+    spec.updates.overlap = CST_OVERLAP_COMMIT;
+    spec.states.grad_over_weight = true;
+    ck_assert_int_eq(cst_job_options_check(&spec, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "versions 2 cannot be combined with grad_over_weight"));
+    spec.states.grad_over_weight = false;
+    spec.states.disk = "/tmp";
+    spec.states.durable = true;
+    ck_assert_int_eq(cst_job_options_check(&spec, &err), CST_EINVAL);
+    ck_assert_ptr_nonnull(strstr(err.text, "versions 2 cannot be combined with durable"));
+    spec.states.versions = 3;
+    ck_assert_int_eq(cst_job_options_check(&spec, &err), CST_EINVAL);
+}
+END_TEST
+
 /* Gradients in weight rows exclude fp32 sums and a second weight row. A step from which updates are
  * delayed requires delayed updates. */
 START_TEST(what_cannot_go_together)
@@ -192,6 +222,7 @@ int main(void)
 
     tcase_add_test(tcase, absent_is_adamw);
     tcase_add_loop_test(tcase, numbers_are_checked, 0, 4);
+    tcase_add_test(tcase, versions);
     tcase_add_test(tcase, what_cannot_go_together);
     tcase_add_loop_test(tcase, what_differs_is_named, 0, 12);
     tcase_add_test(tcase, defaults_are_their_values);
